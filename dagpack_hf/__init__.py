@@ -1,0 +1,52 @@
+"""dagpack_hf: fine-tune on sequences that share prefixes, and compute every shared prefix once."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "TokenForest": "trie",
+    "TokenTree": "trie",
+    "BatchPacker": "packing",
+    "PackReport": "packing",
+    "pack_dataset": "packing",
+    "pack_forest": "packing",
+    "Rows": "layout",
+    "unpack": "layout",
+    "load_sessions": "pi",
+    "tokenize_conversations": "render",
+    "DagCollator": "collator",
+    "DagSFTConfig": "config",
+    "DagSFTTrainer": "trainer",
+}
+
+__all__ = ["__version__", *_EXPORTS]
+
+if TYPE_CHECKING:
+    from dagpack_hf.collator import DagCollator as DagCollator
+    from dagpack_hf.config import DagSFTConfig as DagSFTConfig
+    from dagpack_hf.layout import Rows as Rows
+    from dagpack_hf.layout import unpack as unpack
+    from dagpack_hf.packing import BatchPacker as BatchPacker
+    from dagpack_hf.packing import PackReport as PackReport
+    from dagpack_hf.packing import pack_dataset as pack_dataset
+    from dagpack_hf.packing import pack_forest as pack_forest
+    from dagpack_hf.pi import load_sessions as load_sessions
+    from dagpack_hf.render import tokenize_conversations as tokenize_conversations
+    from dagpack_hf.trainer import DagSFTTrainer as DagSFTTrainer
+    from dagpack_hf.trie import TokenForest as TokenForest
+    from dagpack_hf.trie import TokenTree as TokenTree
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that the numpy parts do not import torch."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,146 @@
+"""What happens to paths that are longer than a window.
+
+A window holds whole paths, so a path of more than `max_length` tokens cannot be written. Either that is an error, or
+the tokens beyond the window are cut off (`"truncate"`), or the sequences that reach beyond it are taken out
+(`"drop"`). In a token tree the sequences are its turns: a turn is a run of targets, so dropping one takes its targets
+out, also those before the border, and leaves the context that other turns need. Cost: linear in nodes, one pass over
+the tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dagpack_hf.trie import TokenForest
+
+OVERFLOW_CHOICES = ("error", "truncate", "drop")
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """What a limit on the path length cost.
+
+    Args:
+        cut_sequences: turns or sequences whose targets reach across the limit (cut short, or dropped).
+        lost_sequences: turns whose targets all lie beyond the limit, so that nothing of them is trained.
+        lost_tokens: unique tokens that were cut off.
+        lost_targets: labelled source tokens that are not trained.
+    """
+
+    cut_sequences: int = 0
+    lost_sequences: int = 0
+    lost_tokens: int = 0
+    lost_targets: int = 0
+
+    def __bool__(self) -> bool:
+        return self != Overflow()
+
+    def __add__(self, other: Overflow) -> Overflow:
+        return Overflow(
+            self.cut_sequences + other.cut_sequences,
+            self.lost_sequences + other.lost_sequences,
+            self.lost_tokens + other.lost_tokens,
+            self.lost_targets + other.lost_targets,
+        )
+
+
+def limit_paths(forest: TokenForest, max_length: int, overflow: str = "error") -> tuple[TokenForest, Overflow]:
+    """Make every path of a forest fit a window.
+
+    Args:
+        forest: the merged corpus.
+        max_length: window length in tokens.
+        overflow: `"error"`, `"truncate"` (tokens beyond the limit are cut) or `"drop"` (turns that reach beyond the
+            limit are no targets any more, and what no path needs then is cut).
+
+    Returns:
+        The forest, all of whose paths have at most `max_length` tokens, and what was lost.
+
+    Raises:
+        ValueError: a path is too long and `overflow` is `"error"`, or an option is unknown.
+    """
+    if overflow not in OVERFLOW_CHOICES:
+        raise ValueError(f"overflow must be one of {', '.join(map(repr, OVERFLOW_CHOICES))}, got {overflow!r}.")
+    if max_length < 1:
+        raise ValueError(f"max_length must be at least 1, got {max_length}.")
+    if forest.longest_path <= max_length:
+        return forest, Overflow()
+    if overflow == "error":
+        too_long = (forest.depth + forest.length)[forest.leaves] > max_length
+        raise ValueError(
+            f"{int(too_long.sum())} of {len(too_long)} paths are longer than max_length={max_length} tokens (the "
+            f"longest has {forest.longest_path}). Choose a larger max_length (two to four times the longest path keeps "
+            'most of the sharing), or set overflow="truncate" to cut what lies beyond, or overflow="drop" to leave out the '
+            "sequences that reach beyond."
+        )
+
+    depth = np.repeat(forest.depth - forest.start, forest.length) + np.arange(forest.num_tokens)
+    beyond = depth >= max_length
+    run_start = (forest.target_count > 0) & (_count_before(forest) == 0)
+    lost = int(forest.target_count[beyond & run_start].sum(dtype=np.int64))
+    lost_targets = int(forest.target_count[beyond].sum(dtype=np.int64))
+    count = forest.target_count.copy()
+    cut = 0
+    for node in np.flatnonzero((forest.depth <= max_length) & (forest.depth + forest.length > max_length)):
+        crossing = _crossing(forest, int(node), max_length)
+        cut += crossing
+        if crossing and overflow == "drop":
+            lost_targets += _take_out_run(forest, count, int(node), max_length, crossing)
+    clipped = _clip(replace(forest, target_count=count), max_length, ~beyond)
+    return clipped, Overflow(cut, lost, int(beyond.sum()), lost_targets)
+
+
+def _count_before(forest: TokenForest) -> np.ndarray:
+    """Target count of the token before each token, 0 at a root."""
+    before = np.zeros(forest.num_tokens, np.int32)
+    before[1:] = forest.target_count[:-1]
+    above = forest.parent
+    last = forest.target_count[forest.start[above] + forest.length[above] - 1]
+    before[forest.start] = np.where(above < 0, 0, last)
+    return before
+
+
+def _crossing(forest: TokenForest, node: int, limit: int) -> int:
+    """Sequences whose run of targets in this node reaches across the limit."""
+    at = int(forest.start[node]) + limit - int(forest.depth[node])
+    if limit > forest.depth[node]:
+        before = forest.target_count[at - 1]
+    else:
+        above = int(forest.parent[node])
+        before = forest.target_count[forest.start[above] + forest.length[above] - 1]
+    return int(min(before, forest.target_count[at]))
+
+
+def _take_out_run(forest: TokenForest, count: np.ndarray, node: int, limit: int, crossing: int) -> int:
+    """Subtract `crossing` sequences from the run of targets that ends at the limit; return the targets taken out."""
+    taken, depth = 0, limit
+    while node >= 0:
+        start = int(forest.start[node])
+        stop = start + depth - int(forest.depth[node])
+        context = np.flatnonzero(forest.target_count[start:stop] == 0)
+        first = start + int(context[-1]) + 1 if len(context) else start
+        count[first:stop] -= crossing
+        taken += crossing * (stop - first)
+        if first > start:
+            break
+        depth, node = int(forest.depth[node]), int(forest.parent[node])
+    return taken
+
+
+def _clip(forest: TokenForest, limit: int, keep_token: np.ndarray) -> TokenForest:
+    length = np.minimum(forest.length, limit - forest.depth)
+    keep = np.flatnonzero(length > 0)
+    new_id = np.full(forest.num_nodes + 1, -1, np.int32)
+    new_id[keep] = np.arange(len(keep), dtype=np.int32)
+    length = length[keep]
+    return TokenForest(
+        tokens=forest.tokens[keep_token],
+        target_count=forest.target_count[keep_token],
+        parent=new_id[forest.parent[keep]],
+        start=np.concatenate([[0], np.cumsum(length[:-1], dtype=np.int64)]).astype(np.int64),
+        length=length.astype(np.int32),
+        depth=forest.depth[keep],
+        logical_tokens=forest.logical_tokens,
+    )
