@@ -1,0 +1,116 @@
+"""Sessions of the real pi, against the requests it sent and against its own context code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagpack_hf.pi import export_turns
+from dagpack_hf.pi.context import ContextBuilder
+from dagpack_hf.pi.reader import SessionFile, read_session
+from dagpack_hf.pi.tree import build_tree
+
+PI = Path(__file__).parents[1] / ".." / "shared" / "pi"
+CORPUS = PI / "corpus"
+# Part of this file was written by pi 0.74.2, which records no system prompt: 16 of its turns have theirs in no file.
+UPGRADED = "2026-11-30T03-14-46-391Z_01a22a72-a5f6-7c96-a3ea-c5673f9da179-upgraded.jsonl"
+
+pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason="needs the pi corpus in ../shared/pi/corpus")
+
+
+def compare(export: Path, *options: str) -> str:
+    command = [sys.executable, str(PI / "compare.py"), str(CORPUS), str(export), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()[-1]
+
+
+def write(path: Path, version: str, **options: Any) -> Path:
+    with open(path, "w", encoding="utf-8") as file:
+        for turn in export_turns(CORPUS / "sessions" / version, **options):
+            file.write(json.dumps(turn) + "\n")
+    return path
+
+
+def supplied(session: SessionFile) -> dict[str, Any]:
+    """Return the prompt and tools that the old part of the upgraded session ran with: its user would supply them."""
+    if Path(session.path).name != UPGRADED:
+        return {}
+    truth = json.loads((CORPUS / "ground_truth" / "0.74.2" / "b_tree.json").read_text("utf-8"))
+    request = next(request for request in truth["requests"] if request["kind"] == "turn")
+    return {
+        "prompt": truth["messages"][request["messages"][0]]["content"],
+        "tools": truth["tools"][request["tools"]],
+    }
+
+
+def test_every_request_of_1_6_0(tmp_path: Path) -> None:
+    export = write(
+        tmp_path / "export.jsonl",
+        "1.6.0",
+        system_prompt=lambda session: supplied(session).get("prompt"),
+        tools=lambda session: supplied(session).get("tools"),
+    )
+    assert compare(export, "--version", "1.6.0") == "155 of 155 turns equal"
+
+
+def test_every_request_of_1_6_0_from_the_files_alone(tmp_path: Path) -> None:
+    export = write(tmp_path / "export.jsonl", "1.6.0")
+    assert compare(export, "--version", "1.6.0", "--no-system") == "155 of 155 turns equal"
+    assert compare(export, "--version", "1.6.0") == "139 of 155 turns equal"
+    rows = [json.loads(line) for line in export.read_text("utf-8").splitlines()]
+    without = [row for row in rows if not row["messages"] or row["messages"][0]["role"] != "system"]
+    assert len(without) == 16
+    assert {Path(row["session"]).name for row in without} == {UPGRADED}
+
+
+def test_every_request_of_0_74_2_but_its_system_prompt(tmp_path: Path) -> None:
+    export = write(tmp_path / "export.jsonl", "0.74.2")
+    assert compare(export, "--version", "0.74.2") == "168 of 168 turns equal"
+
+
+def test_the_export_has_one_object_for_each_assistant_entry() -> None:
+    files = sorted((CORPUS / "sessions" / "1.6.0").rglob("*.jsonl"))
+    rows = list(export_turns(files))
+    assert len(rows) == 160
+    assert {tuple(row) for row in rows} == {
+        ("session", "entry", "model", "stop_reason", "trained", "messages", "tools")
+    }
+    assert {row["stop_reason"] for row in rows if row["trained"]} == {"stop", "toolUse"}
+    assert sum(row["trained"] for row in rows) == 147
+
+
+def plain(content: Any) -> Any:
+    """Bring a content to blocks of what reaches the model: pi keeps fields of its own beside them."""
+    if isinstance(content, str):
+        return [["text", content]]
+    return [
+        [block["type"], block.get("text", block.get("thinking", block.get("id", block.get("data"))))]
+        for block in content
+    ]
+
+
+@pytest.mark.parametrize("version", ["0.74.2", "1.6.0"])
+def test_contexts_equal_those_of_pi(version: str) -> None:
+    checked = 0
+    for truth_path in sorted((CORPUS / "oracle" / version).rglob("*.json")):
+        truth = json.loads(truth_path.read_text("utf-8"))
+        path = CORPUS / "sessions" / truth_path.relative_to(CORPUS / "oracle").with_suffix(".jsonl")
+        tree = build_tree(read_session(path))
+        builder = ContextBuilder(tree)
+        table = truth.get("table", {})
+        for index, entry in enumerate(tree.entries):
+            context = builder.at(index)
+            ours = [] if context is None else [item.message for item in context.items()]
+            theirs = [
+                table.get(key, key) if isinstance(key, str) else key
+                for key in truth["entries"][entry["id"]]["messages"]
+            ]
+            assert [[item["role"], plain(item["content"])] for item in ours] == [
+                [item["role"], plain(item["content"])] for item in theirs
+            ], f"{path.name} entry {entry['id']}"
+            checked += 1
+    assert checked > 400
