@@ -71,9 +71,9 @@ def limit_paths(forest: TokenForest, max_length: int, overflow: str = "error") -
         too_long = (forest.depth + forest.length)[forest.leaves] > max_length
         raise ValueError(
             f"{int(too_long.sum())} of {len(too_long)} paths are longer than max_length={max_length} tokens (the "
-            f"longest has {forest.longest_path}). Choose a larger max_length (two to four times the longest path keeps "
-            'most of the sharing), or set overflow="truncate" to cut what lies beyond, or overflow="drop" to leave out the '
-            "sequences that reach beyond."
+            f"longest has {forest.longest_path}). Choose a larger max_length (two to four times the longest path "
+            'keeps most of the sharing), or set overflow="truncate" to cut what lies beyond, or overflow="drop" to '
+            "leave out the sequences that reach beyond."
         )
 
     depth = np.repeat(forest.depth - forest.start, forest.length) + np.arange(forest.num_tokens)

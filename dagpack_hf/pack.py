@@ -58,7 +58,7 @@ def pack_walk(segments: Segments, max_length: int) -> Windows:
 
 
 def pack_bottom_up(segments: Segments, max_length: int) -> Windows:
-    """At every node, best fit of the children's bundles into bins of the room below it; each bin goes up as a bundle."""
+    """At every node, best fit of the children's bundles into bins of the room below it; each bin is a bundle then."""
     parent, length, depth = segments.parent.tolist(), segments.length.tolist(), segments.depth.tolist()
     below: dict[int, list[tuple[int, list[int]]]] = {}
     for node in range(len(segments) - 1, -1, -1):

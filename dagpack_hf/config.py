@@ -1,0 +1,142 @@
+"""Configuration of the trainer: TRL's `SFTConfig` and what packing adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trl import SFTConfig
+
+from dagpack_hf.attention import BACKENDS
+from dagpack_hf.collator import PACKING_SCOPES
+from dagpack_hf.layout import LOSS_WEIGHTINGS
+from dagpack_hf.overflow import OVERFLOW_CHOICES
+
+LOSS_NORMALIZATIONS = ("corpus", "step")
+
+
+@dataclass
+class DagSFTConfig(SFTConfig):
+    r"""Configuration class for the [`DagSFTTrainer`].
+
+    This class includes only the parameters that are specific to packing by shared prefixes. For a full list of
+    training arguments, please refer to the [`~trl.SFTConfig`] and [`~transformers.TrainingArguments`] documentation.
+
+    Two parameters of [`~trl.SFTConfig`] have a meaning of their own here: `max_length` is the length of a window (two
+    to four times the longest sequence keeps most of the sharing), and with `packing_scope="dataset"` the batch sizes
+    count windows.
+
+    Parameters:
+        packing_scope (`str`, *optional*, defaults to `"dataset"`):
+            What is merged. Possible values are:
+
+            - `"dataset"`: the whole data set is merged and packed before training (most sharing).
+            - `"batch"`: the examples of each batch are merged on the fly, so that every optimizer step sees exactly
+              the examples it would see with [`~trl.SFTTrainer`].
+
+        loss_weighting (`str`, *optional*, defaults to `"once"`):
+            Weight of a target that several sequences share. Possible values are:
+
+            - `"once"`: each distinct target counts once.
+            - `"paths"`: each target counts as often as sequences train it; loss and gradients are those of ordinary
+              training on the unpacked data.
+
+            Evaluation data always count as `"paths"`, so that `eval_loss` is that of the unpacked data.
+        loss_normalization (`str`, *optional*):
+            What the summed loss of an optimizer step is divided by. Possible values are:
+
+            - `"corpus"`: a constant, the total weight of the data set divided by the optimizer steps of an epoch, so
+              that every target has the same share of the gradient. The default with `packing_scope="dataset"`.
+            - `"step"`: the weight of the step itself, as in [`~transformers.Trainer`]. The default with
+              `packing_scope="batch"`.
+
+        overflow (`str`, *optional*, defaults to `"truncate"`):
+            What to do with sequences longer than `max_length`: `"truncate"` (as [`~trl.SFTTrainer`]), `"drop"` or
+            `"error"`. What is lost is counted and shown.
+        attn_backend (`str`, *optional*, defaults to `"auto"`):
+            Backend of the attention: `"dense"`, `"flex"`, or `"auto"` (flex on CUDA, dense elsewhere).
+    """
+
+    packing_scope: str = field(
+        default="dataset",
+        metadata={
+            "help": "What is merged: 'dataset' (the whole data set, before training) or 'batch' (the examples of each "
+            "batch, so that every optimizer step sees the examples it would see with SFTTrainer).",
+            "choices": list(PACKING_SCOPES),
+        },
+    )
+    loss_weighting: str = field(
+        default="once",
+        metadata={
+            "help": "Weight of a target that several sequences share: 'once' (each distinct target counts once) or "
+            "'paths' (as often as sequences train it; equals ordinary training on the unpacked data).",
+            "choices": list(LOSS_WEIGHTINGS),
+        },
+    )
+    loss_normalization: str | None = field(
+        default=None,
+        metadata={
+            "help": "What the summed loss of a step is divided by: 'corpus' (a constant, total weight / optimizer "
+            "steps; default with packing_scope='dataset') or 'step' (the step's own weight; default with "
+            "packing_scope='batch').",
+            "choices": list(LOSS_NORMALIZATIONS),
+        },
+    )
+    overflow: str = field(
+        default="truncate",
+        metadata={
+            "help": "What to do with sequences longer than max_length: 'truncate', 'drop' or 'error'.",
+            "choices": list(OVERFLOW_CHOICES),
+        },
+    )
+    attn_backend: str = field(
+        default="auto",
+        metadata={
+            "help": "Attention backend: 'dense', 'flex' or 'auto' (flex on CUDA, dense elsewhere).",
+            "choices": list(BACKENDS),
+        },
+    )
+
+    def __post_init__(self) -> None:
+        """Check the options that packing adds, and refuse those that conflict with it."""
+        super().__post_init__()
+        for name, choices in (
+            ("packing_scope", PACKING_SCOPES),
+            ("loss_weighting", LOSS_WEIGHTINGS),
+            ("loss_normalization", (*LOSS_NORMALIZATIONS, None)),
+            ("overflow", OVERFLOW_CHOICES),
+            ("attn_backend", BACKENDS),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, choices))}, got {getattr(self, name)!r}."
+                )
+        self._refuse_conflicts()
+        if self.loss_normalization is None:
+            self.loss_normalization = "corpus" if self.packing_scope == "dataset" else "step"
+
+    def _refuse_conflicts(self) -> None:
+        own = "DagSFTTrainer packs by shared prefixes itself"
+        conflicts = {
+            "packing": (self.packing, f"{own}; leave packing=False."),
+            "eval_packing": (self.eval_packing, f"{own}, evaluation data too; leave eval_packing unset."),
+            "padding_free": (self.padding_free, f"{own}, and rows carry their own mask; leave padding_free=False."),
+            "max_length": (self.max_length is None, "Windows need a length; set max_length, in tokens."),
+            "label_smoothing_factor": (
+                self.label_smoothing_factor > 0,
+                "The loss is computed from log-probabilities without the full logits; leave label_smoothing_factor=0.",
+            ),
+            "neftune_noise_alpha": (
+                self.neftune_noise_alpha is not None,
+                "Noise on a shared token would be one draw for all its sequences; leave neftune_noise_alpha unset.",
+            ),
+            "loss_normalization": (
+                self.loss_normalization == "corpus"
+                and self.packing_scope == "batch"
+                and self.loss_weighting == "once",
+                "The total weight of targets that count once is not known before all batches are packed; use "
+                "loss_normalization='step' or loss_weighting='paths' with packing_scope='batch'.",
+            ),
+        }
+        for name, (conflict, why) in conflicts.items():
+            if conflict:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not supported. {why}")

@@ -1,0 +1,67 @@
+"""Plain sequences before packing, and rows after it: what the trainer needs to do what TRL does with a data set.
+
+Cost: vectorised passes over the labels; nothing is copied but the rows that stay.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from datasets import Dataset, concatenate_datasets
+
+from dagpack_hf.collator import EMPTY_ROW
+from dagpack_hf.packing import ROW_FEATURES
+from dagpack_hf.trie import IGNORE_INDEX
+
+logger = logging.getLogger(__name__)
+
+
+def count_targets(dataset: Dataset, max_length: int) -> np.ndarray:
+    """Labelled tokens of each plain sequence within the window, `int64[n]`. The first token is never a target."""
+    labels = dataset.select_columns(["labels"]).with_format("arrow")[:]["labels"].combine_chunks()
+    if not len(labels):
+        return np.zeros(0, np.int64)
+    offsets = labels.offsets.to_numpy().astype(np.int64)
+    values = labels.values.to_numpy(zero_copy_only=False)
+    running = np.concatenate([[0], np.cumsum(values != IGNORE_INDEX)])
+    first = np.minimum(offsets[:-1] + 1, offsets[1:])
+    last = np.maximum(np.minimum(offsets[1:], offsets[:-1] + max_length), first)
+    return running[last] - running[first]
+
+
+def keep_trainable(dataset: Dataset) -> Dataset:
+    """Leave out the sequences without a target, and say how many."""
+    has_targets = count_targets(dataset, np.iinfo(np.int32).max) > 0
+    if has_targets.all():
+        return dataset
+    logger.warning("%d sequences without a labelled token are left out.", int((~has_targets).sum()))
+    return dataset.select(np.flatnonzero(has_targets))
+
+
+def limit_sequences(dataset: Dataset, max_length: int, overflow: str) -> Dataset:
+    """Apply `overflow` to plain sequences that are packed batch by batch, and say what is lost."""
+    lengths = np.fromiter(map(len, dataset["input_ids"]), np.int64, len(dataset))
+    too_long = lengths > max_length
+    if not too_long.any():
+        return dataset
+    count = f"{int(too_long.sum())} of {len(lengths)} sequences are longer than max_length={max_length} tokens"
+    if overflow == "error":
+        raise ValueError(
+            f"{count} (the longest has {lengths.max()}). Choose a larger max_length, or overflow='truncate' or 'drop'."
+        )
+    whole = count_targets(dataset, int(lengths.max()))
+    kept = count_targets(dataset, max_length)
+    lost = int(whole[too_long].sum()) if overflow == "drop" else int((whole - kept).sum())
+    action = "left out" if overflow == "drop" else "cut short"
+    logger.warning("%s and are %s; %d labelled tokens are not trained.", count, action, lost)
+    return dataset.select(np.flatnonzero(~too_long)) if overflow == "drop" else dataset
+
+
+def fill_up(rows: Dataset, multiple: int) -> Dataset:
+    """Append empty rows, so that no rank gets a repeated row and none is dropped."""
+    missing = -len(rows) % multiple
+    if not missing:
+        return rows
+    empty = Dataset.from_dict({name: [values] * missing for name, values in EMPTY_ROW.items()}, features=ROW_FEATURES)
+    return concatenate_datasets([rows, empty])
