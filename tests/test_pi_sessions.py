@@ -196,3 +196,22 @@ def test_loading_is_linear_in_a_long_session(tmp_path: Path) -> None:
     seconds(100)
     assert seconds(8000) < 4 * 6 * seconds(2000)
     assert seconds(8000) < 5
+
+
+def test_targets_without_a_recorded_prompt_are_counted_until_it_is_supplied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = SessionBuilder("old")
+    session.user("Hi")
+    session.assistant("Hello")
+    session.system("Be brief.")
+    session.user("More")
+    session.assistant("Yes")
+    path = session.write(tmp_path / "old.jsonl")
+    _, report = load_sessions(path, return_report=True)
+    assert (report.targets, report.unrecorded_prompts) == (2, 1)
+    assert "1 targets without system prompt and tools" in str(report) and "system_prompt=" in caplog.text
+    dataset, report = load_sessions(path, system_prompt="You are pi.", tools=[tool("read")], return_report=True)
+    assert report.unrecorded_prompts == 0
+    assert [row[0]["content"] for row in dataset["messages"]] == ["You are pi.", "Be brief."]
+    assert dataset["tools"][:] == [[schema("read")], None]

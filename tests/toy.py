@@ -20,8 +20,8 @@ CHAT_TEMPLATE = """\
 {{- message.content -}}
 {%- for call in message.tool_calls or [] %}<call>{{ call.function.name }} {{ call.function.arguments | tojson }}</call>
 {%- endfor -%}
-<|im_end|>{% endgeneration %}{% else %}{{ message.content }}<|im_end|>{% endif %}
-{% endfor -%}
+<|im_end|>{% endgeneration %}{% else %}{{ message.content }}<|im_end|>{% endif %}{{ "\\n" }}
+{%- endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif -%}"""
 

@@ -23,6 +23,7 @@ class LoadReport:
         targets: Turns that are trained: each in exactly one row.
         untrained_turns: Turns that are no targets, by reason.
         duplicate_turns: Turns left out because the same turn is a target already, by reason.
+        unrecorded_prompts: Targets whose system prompt and tools are neither in the file nor supplied.
     """
 
     files: int = 0
@@ -35,6 +36,7 @@ class LoadReport:
     targets: int = 0
     untrained_turns: dict[str, int] = field(default_factory=dict)
     duplicate_turns: dict[str, int] = field(default_factory=dict)
+    unrecorded_prompts: int = 0
 
     @property
     def complete(self) -> bool:
@@ -50,6 +52,11 @@ class LoadReport:
             *self._reasons("turns not trained", self.untrained_turns),
             *self._reasons("duplicate turns", self.duplicate_turns),
         ]
+        if self.unrecorded_prompts:
+            lines.append(
+                f"  {self.unrecorded_prompts} targets without system prompt and tools: pi before 0.86 did not store them; "
+                "supply them with system_prompt= and tools="
+            )
         return "\n".join(lines)
 
     def _reasons(self, what: str, counts: dict[str, int]) -> list[str]:
@@ -71,6 +78,7 @@ class Tally:
     skipped_files: Counter[str] = field(default_factory=Counter)
     skipped_lines: Counter[str] = field(default_factory=Counter)
     repaired_lines: Counter[str] = field(default_factory=Counter)
+    unrecorded_prompts: int = 0
     untrained_turns: Counter[str] = field(default_factory=Counter)
     duplicate_turns: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -95,4 +103,5 @@ class Tally:
             targets=self.targets,
             untrained_turns=dict(self.untrained_turns),
             duplicate_turns=dict(self.duplicate_turns),
+            unrecorded_prompts=self.unrecorded_prompts,
         )

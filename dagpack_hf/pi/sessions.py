@@ -120,6 +120,6 @@ def load_sessions(
             tally.targets -= 1
             tally.duplicate_turns["same messages and reply as an earlier turn"] += 1
     report = tally.report()
-    if not report.complete:
-        logger.warning("Some of the session files could not be used in full.\n%s", report)
+    if not report.complete or report.unrecorded_prompts:
+        logger.warning("Not everything in the session files could be used as it is.\n%s", report)
     return (rows.dataset(), report) if return_report else rows.dataset()

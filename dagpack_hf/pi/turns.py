@@ -26,6 +26,7 @@ from datasets.utils import tqdm
 
 from dagpack_hf.conversations import Message, dumps
 from dagpack_hf.pi.context import (
+    NO_SYSTEM_PROMPT,
     Context,
     ContextBuilder,
     SystemPrompt,
@@ -231,6 +232,8 @@ def _unrecorded(
     text = system_prompt(session) if callable(system_prompt) else system_prompt
     schemas = tools(session) if callable(tools) else tools
     functions = [schema.get("function", schema) for schema in schemas or ()]
+    if not text and not functions:
+        return NO_SYSTEM_PROMPT
     return SystemPrompt((text,) if text else (), tools={function["name"]: function for function in functions})
 
 
@@ -302,6 +305,7 @@ def _turns(
             tally.duplicate_turns["same entry id and content as an earlier turn"] += 1
         else:
             tally.targets += 1
+            tally.unrecorded_prompts += writer.system_prompt(context) is NO_SYSTEM_PROMPT
         yield turn
 
 
