@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Dataset, concatenate_datasets
 
 from dagpack_hf.collator import EMPTY_ROW
-from dagpack_hf.packing import ROW_FEATURES
+from dagpack_hf.packing import ROW_FEATURES, is_tree_dataset, iter_trees
 from dagpack_hf.trie import IGNORE_INDEX
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,13 @@ def count_targets(dataset: Dataset, max_length: int) -> np.ndarray:
     first = np.minimum(offsets[:-1] + 1, offsets[1:])
     last = np.maximum(np.minimum(offsets[1:], offsets[:-1] + max_length), first)
     return running[last] - running[first]
+
+
+def source_targets(dataset: Dataset, max_length: int) -> int:
+    """Labelled tokens of all sequences, or of all sequences of token trees, as `"paths"` counts them."""
+    if not is_tree_dataset(dataset.column_names):
+        return int(count_targets(dataset, max_length).sum())
+    return sum(int(tree.target_count.sum(dtype=np.int64)) for tree in iter_trees(dataset))
 
 
 def keep_trainable(dataset: Dataset) -> Dataset:

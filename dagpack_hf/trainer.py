@@ -15,14 +15,14 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import EvalLoopOutput
-from trl import SFTTrainer
+from trl import SFTConfig, SFTTrainer
 
 from dagpack_hf import attention
 from dagpack_hf.collator import DagCollator
@@ -36,13 +36,16 @@ from dagpack_hf.packing import (
     is_tree_dataset,
     pack_dataset,
 )
-from dagpack_hf.preparation import count_targets, fill_up, keep_trainable, limit_sequences
+from dagpack_hf.preparation import fill_up, keep_trainable, limit_sequences, source_targets
 from dagpack_hf.render import tokenize_conversations
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
 logger = logging.getLogger(__name__)
+
+SIGNATURE_COLUMNS = [*ROW_COLUMNS, "labels", *TREE_COLUMNS[1:]]
+"""Columns that reach the collator: those of rows, of plain sequences and of token trees."""
 
 
 class DagSFTTrainer(SFTTrainer):
@@ -96,9 +99,9 @@ class DagSFTTrainer(SFTTrainer):
             What packing did, for each data set that was packed as a whole.
     """
 
-    _tag_names: ClassVar[list[str]] = ["trl", "sft", "dagpack"]
+    _tag_names = ["trl", "sft", "dagpack"]  # noqa: RUF012
     _name = "SFT"
-    loss_is_scaled_for_ga = True  # compute_loss normalises over the whole accumulated batch
+    loss_is_scaled_for_ga: bool | None = True  # type: ignore[assignment]  # compute_loss does it
     args: DagSFTConfig
     model: PreTrainedModel
 
@@ -148,12 +151,13 @@ class DagSFTTrainer(SFTTrainer):
         self,
         dataset: Dataset | IterableDataset,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin,
-        args: DagSFTConfig,
+        args: SFTConfig,
         packing: bool,
         formatting_func: Callable[[dict], str] | None,
         dataset_name: str,
     ) -> Dataset | IterableDataset:
         training = dataset_name == "train"
+        args = cast(DagSFTConfig, args)
         if isinstance(dataset, IterableDataset):
             _refuse_stream(args, training)
             return super()._prepare_dataset(dataset, processing_class, args, False, formatting_func, dataset_name)
@@ -161,10 +165,11 @@ class DagSFTTrainer(SFTTrainer):
             rows = dataset.select_columns(list(ROW_COLUMNS)).cast(ROW_FEATURES)
         else:
             if "messages" in dataset.column_names and "trained" in dataset.column_names:
-                dataset = tokenize_conversations(dataset, processing_class, num_proc=args.dataset_num_proc)
+                dataset = tokenize_conversations(dataset, self._tokenizer, num_proc=args.dataset_num_proc)
             elif not is_tree_dataset(dataset.column_names):
                 dataset = self._tokenize_plain(dataset, processing_class, args, formatting_func, dataset_name)
             if training and args.packing_scope == "batch":
+                self._total_weight = float(source_targets(dataset, _window(args)))
                 return dataset
             rows, report = pack_dataset(
                 dataset,
@@ -198,13 +203,11 @@ class DagSFTTrainer(SFTTrainer):
         if dataset_name != "train" or args.packing_scope == "dataset":
             return keep_trainable(dataset)
         dataset = limit_sequences(dataset, _window(args), args.overflow)
-        dataset = super()._prepare_dataset(dataset, processing_class, args, False, None, dataset_name)
-        self._total_weight = float(count_targets(dataset, _window(args)).sum())
-        return dataset
+        return super()._prepare_dataset(dataset, processing_class, args, False, None, dataset_name)
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:
-            self._signature_columns: list[str] | None = [*ROW_COLUMNS, "labels", *TREE_COLUMNS[1:]]
+            self._signature_columns = SIGNATURE_COLUMNS  # type: ignore[assignment]
 
     def _default_collator(self) -> DagCollator:
         tokenizer = self._tokenizer

@@ -14,10 +14,19 @@ import torch.nn.functional as F
 from datasets import Dataset, IterableDataset
 from trl import SFTConfig, SFTTrainer
 
-from dagpack_hf import DagCollator, DagSFTConfig, DagSFTTrainer, TokenForest, pack_dataset
+from dagpack_hf import (
+    DagCollator,
+    DagSFTConfig,
+    DagSFTTrainer,
+    TokenForest,
+    load_sessions,
+    pack_dataset,
+    tokenize_conversations,
+)
 from dagpack_hf.attention import MissingVisibilityError, UnsupportedModelError, ordinary_attention
 from dagpack_hf.layout import ROW_COLUMNS
 from dagpack_hf.preparation import count_targets
+from dagpack_hf.sample import sample_sessions, sample_tokenizer
 from tests.toy import shared_dataset, shared_sequences, tiny_llama, toy_tokenizer
 from tests.train_script import make_trainer
 
@@ -242,6 +251,28 @@ def test_every_format_trains_the_tokens_that_sft_trainer_trains(tmp_path, name):
     expected, _ = pack_dataset(prepared, 128, loss_weighting="paths", seed=42, progress=False)
     assert ours.train_dataset.select(range(len(expected)))[:] == expected[:]
     ours.train()
+
+
+@pytest.mark.parametrize("scope", ["dataset", "batch"])
+def test_sessions_train_as_they_are_loaded(tmp_path, scope):
+    sessions = load_sessions(sorted(sample_sessions().glob("*.jsonl"))[:2])
+    tokenizer = sample_tokenizer()
+    trees = tokenize_conversations(sessions, tokenizer)
+    trainer = DagSFTTrainer(
+        model=tiny_llama(vocab_size=len(tokenizer)),
+        args=config(tmp_path, max_length=4096, packing_scope=scope, per_device_train_batch_size=4, max_steps=1),
+        train_dataset=sessions,
+        processing_class=tokenizer,
+    )
+    expected, report = pack_dataset(trees, 4096, seed=42, progress=False)
+    if scope == "dataset":
+        assert trainer.train_dataset.select(range(len(expected)))[:] == expected[:]
+        assert trainer.pack_reports["train"] == report
+    else:
+        assert trainer.train_dataset[:] == trees[:]
+        assert trainer._total_weight == sum(map(sum, trees["target_count"]))
+    trainer.train()
+    assert trainer._total_train_tokens > 2000
 
 
 def test_rows_packed_beforehand_are_taken_as_they_are(tmp_path):

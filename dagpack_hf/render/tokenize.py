@@ -156,8 +156,8 @@ def _render_batch(
     tools = decode_column(table["tools"]) if "tools" in table.column_names else [None] * size
     trained = table["trained"].to_pylist() if "trained" in table.column_names else [None] * size
     out: dict[str, list[Any]] = {name: [] for name in (*TREE_FEATURES, *_REPORT_FEATURES)}
-    for index, *conversation in zip(indices, messages, tools, trained, strict=True):
-        sequences, labels, skipped = _render_conversation(tokenizer, index, *conversation, on_error, options)
+    for index, chat, schemas, targets in zip(indices, messages, tools, trained, strict=True):
+        sequences, labels, skipped = _render_conversation(tokenizer, index, chat, schemas, targets, on_error, options)
         tree = sequences_to_tree(sequences, labels)
         for name in TREE_FEATURES:
             out[name].append(getattr(tree, name))

@@ -8,7 +8,7 @@ the server writes, nor the newline after it, which nobody samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jinja2
 
@@ -66,10 +66,10 @@ def render_turn(
         RenderError: the template fails, does not continue its own generation prompt, or ends the turn without a stop
             token.
     """
-    variables = {"tools": tools, "chat_template": chat_template, "tokenize": False, **(chat_template_kwargs or {})}
+    variables = {"tools": tools, "chat_template": chat_template, **(chat_template_kwargs or {})}
     try:
-        context = tokenizer.apply_chat_template(messages[:turn], add_generation_prompt=True, **variables)
-        whole = tokenizer.apply_chat_template(messages[: turn + 1], add_generation_prompt=False, **variables)
+        context = _render(tokenizer, messages[:turn], add_generation_prompt=True, **variables)
+        whole = _render(tokenizer, messages[: turn + 1], add_generation_prompt=False, **variables)
     except jinja2.TemplateError as error:
         raise RenderError("the chat template raised an error", str(error)) from error
     if not whole.startswith(context):
@@ -88,6 +88,10 @@ def render_turn(
     return TurnTokens(context_ids, turn_ids[: _stop_position(tokenizer, turn_ids) + 1])
 
 
+def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], **variables: Any) -> str:
+    return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **variables))
+
+
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -96,7 +100,7 @@ def _stop_position(tokenizer: PreTrainedTokenizerBase, turn_ids: list[int]) -> i
     """Position of the last special token, after which only white space may come."""
     special = set(tokenizer.all_special_ids)
     last = next((i for i in range(len(turn_ids) - 1, -1, -1) if turn_ids[i] in special), -1)
-    rest = tokenizer.decode(turn_ids[last + 1 :])
+    rest = str(tokenizer.decode(turn_ids[last + 1 :]))
     if last < 0 or rest.strip():
         raise RenderError(
             "the turn does not end on a stop token",
