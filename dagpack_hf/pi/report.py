@@ -54,8 +54,8 @@ class LoadReport:
         ]
         if self.unrecorded_prompts:
             lines.append(
-                f"  {self.unrecorded_prompts} targets without system prompt and tools: pi before 0.86 did not store them; "
-                "supply them with system_prompt= and tools="
+                f"  {self.unrecorded_prompts} targets without system prompt and tools: pi before 0.86 did not store "
+                "them; supply them with system_prompt= and tools="
             )
         return "\n".join(lines)
 
