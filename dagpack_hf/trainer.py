@@ -13,8 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -125,7 +124,6 @@ class DagSFTTrainer(SFTTrainer):
             attention.check_model(model)
         self.pack_reports: dict[str, PackReport] = {}
         self._sums: dict[str, torch.Tensor] = {}
-        self._constant_normalizer: float | None = None
         self._total_weight = 0.0
 
         super().__init__(
@@ -272,12 +270,10 @@ class DagSFTTrainer(SFTTrainer):
 
     def _corpus_normalizer(self) -> float:
         """Total weight of the data set over the optimizer steps of an epoch: the mean weight of a step."""
-        if self._constant_normalizer is None:
-            per_step = self._train_batch_size * self.args.world_size // self.get_tp_size()
-            batches = -(-len(cast(Dataset, self.train_dataset)) // per_step)
-            steps = -(-batches // self.args.gradient_accumulation_steps)
-            self._constant_normalizer = max(self._total_weight / max(steps, 1), 1e-12)
-        return self._constant_normalizer
+        per_step = self._train_batch_size * self.args.world_size // self.get_tp_size()
+        batches = -(-len(cast(Dataset, self.train_dataset)) // per_step)
+        steps = -(-batches // self.args.gradient_accumulation_steps)
+        return max(self._total_weight / max(steps, 1), 1e-12)
 
     # Metrics are kept as sums: rows carry very unequal weight, so a mean of ratios would be wrong
 
@@ -304,21 +300,16 @@ class DagSFTTrainer(SFTTrainer):
 
     # Where packed attention is on
 
-    @contextmanager
-    def _packed_attention(self) -> Iterator[None]:
-        with attention.ordinary_attention(self.model, attention.NAME):
-            yield
-
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, as [`~transformers.Trainer.train`]; the model has its own attention again afterwards."""
-        with self._packed_attention():
+        with attention.packed_attention(self.model):
             return super().train(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate; the loss is the mean over all labelled tokens, however unequally rows are filled."""
         prefix = kwargs.get("metric_key_prefix", args[4] if len(args) > 4 else "eval")
         self._sums.pop("eval", None)
-        with self._packed_attention():
+        with attention.packed_attention(self.model):
             output = super().evaluation_loop(*args, **kwargs)
         sums = self._sums.get("eval")
         if sums is not None and sums[0] > 0 and output.metrics is not None:
@@ -340,11 +331,10 @@ class DagSFTTrainer(SFTTrainer):
 
     def _check_attention(self) -> None:
         attention.check_model(self.model)
-        attention.register()
         if is_deepspeed_zero3_enabled():
             logger.warning("The parameters are partitioned (ZeRO-3), so the packed attention is not probed at start.")
             return
-        with self._packed_attention():
+        with attention.packed_attention(self.model):
             attention.probe(self.model, self.args.attn_backend)
 
     def _refuse_parallelism(self) -> None:

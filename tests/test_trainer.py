@@ -23,7 +23,7 @@ from dagpack_hf import (
     pack_dataset,
     tokenize_conversations,
 )
-from dagpack_hf.attention import MissingVisibilityError, UnsupportedModelError, ordinary_attention
+from dagpack_hf.attention import MissingVisibilityError, UnsupportedModelError, packed_attention
 from dagpack_hf.layout import ROW_COLUMNS
 from dagpack_hf.preparation import count_targets
 from dagpack_hf.sample import sample_sessions, sample_tokenizer
@@ -175,7 +175,7 @@ def test_corpus_normalization_gives_every_target_the_same_share(tmp_path):
     trainer = trainer_for(tmp_path, shared_dataset(40), max_length=90, per_device_train_batch_size=2)
     weights, losses = [], []
     trainer.model.train()
-    with trainer._packed_attention(), torch.no_grad():
+    with packed_attention(trainer.model), torch.no_grad():
         for batch in trainer.get_train_dataloader():
             loss = trainer.compute_loss(trainer.model, batch)
             weights.append(batch["loss_weight"].sum().item())
@@ -198,7 +198,7 @@ def test_dft_loss_weighs_by_probability(tmp_path):
     batch = next(iter(plain.get_train_dataloader()))
     losses = []
     for trainer in (plain, dft):
-        with trainer._packed_attention(), torch.no_grad():
+        with packed_attention(trainer.model), torch.no_grad():
             losses.append(trainer.compute_loss(trainer.model, batch).item())
     assert 0 < losses[1] < 0.1 * losses[0]
 
@@ -383,7 +383,7 @@ def test_the_model_generates_as_before_and_saves_no_trace(tmp_path):
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False).shape == (1, 5)
     trainer.save_model(str(tmp_path / "model"))
     assert "dagpack" not in (tmp_path / "model" / "config.json").read_text()
-    with ordinary_attention(model, "dagpack"), pytest.raises(MissingVisibilityError, match="ordinary_attention"):
+    with packed_attention(model), pytest.raises(MissingVisibilityError, match="ordinary_attention"):
         model(input_ids=torch.tensor([[1, 2, 3]]))
 
 

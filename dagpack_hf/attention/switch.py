@@ -1,0 +1,107 @@
+"""Switching a loaded model's attention.
+
+The model's config holds the name of its attention; changing the name is all there is to it. It must stay changed until
+the backward pass is done, since gradient checkpointing calls the layers again.
+
+Cost: a walk over the model's modules, milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+from .interface import NAME, register, select_backend
+from .support import UnsupportedModelError, base_model_of, check_model
+
+Implementation = str | dict
+"""What `set_attn_implementation` of transformers takes: a name, or a name for each part of a composite model."""
+
+
+def enable(model: nn.Module, backend: str = "auto") -> Implementation:
+    """Make a model attend to what [`DagVisibility`] says.
+
+    From then on every forward pass needs `dag_visibility`; see [`ordinary_attention`] for passes without. The name of
+    the attention is not saved with the model.
+
+    Args:
+        model (`torch.nn.Module`):
+            A transformers model loaded with any attention, or one wrapped by PEFT or for parallel training.
+        backend (`str`, *optional*, defaults to `"auto"`):
+            The backend that will be used, checked here; see [`select_backend`].
+
+    Returns:
+        `str` or `dict`:
+            The attention that the model had before, for [`ordinary_attention`] or `model.set_attn_implementation`.
+
+    Raises:
+        UnsupportedModelError: If the model cannot be trained on packed rows; see [`check_model`].
+        ValueError: If the backend is not known.
+    """
+    select_backend("cpu", backend)
+    check_model(model)
+    register()
+    previous = _attention_of(base_model_of(model).config)
+    _set_attention(model, NAME)
+    return previous
+
+
+@contextmanager
+def ordinary_attention(model: nn.Module, implementation: Implementation = "eager") -> Iterator[None]:
+    """Give the model ordinary attention inside a `with` block: to generate, or to compute one plain sequence.
+
+    Args:
+        model (`torch.nn.Module`):
+            The model, wrapped or not.
+        implementation (`str` or `dict`, *optional*, defaults to `"eager"`):
+            The attention to use. What [`enable`] returned is faster; `"eager"` is there for every model.
+    """
+    with _attention(model, implementation):
+        yield
+
+
+@contextmanager
+def packed_attention(model: nn.Module) -> Iterator[None]:
+    """Give the model the attention `"dagpack"` inside a `with` block and its own again afterwards.
+
+    The block must hold the backward pass too. The model is not checked, see [`check_model`].
+
+    Args:
+        model (`torch.nn.Module`):
+            The model, wrapped or not.
+    """
+    register()
+    with _attention(model, NAME):
+        yield
+
+
+@contextmanager
+def _attention(model: nn.Module, implementation: Implementation) -> Iterator[None]:
+    before = _attention_of(base_model_of(model).config)
+    _set_attention(model, implementation)
+    try:
+        yield
+    finally:
+        _set_attention(model, before)
+
+
+def _set_attention(model: nn.Module, implementation: Implementation) -> None:
+    base = base_model_of(model)
+    base.set_attn_implementation(implementation)
+    wanted = implementation.get("") if isinstance(implementation, dict) else implementation
+    if wanted is not None and base.config._attn_implementation != wanted:
+        raise UnsupportedModelError(
+            f"{type(base).__name__} did not take the attention {wanted!r}: it does not call its attention through "
+            "transformers' AttentionInterface, or its source cannot be read"
+        )
+
+
+def _attention_of(config: PreTrainedConfig) -> Implementation:
+    parts = {
+        name: _attention_of(part) for name in config.sub_configs if (part := getattr(config, name, None)) is not None
+    }
+    own = config._attn_implementation
+    return {"": own, **parts} if parts else own
