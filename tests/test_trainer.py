@@ -459,7 +459,7 @@ def test_the_router_loss_is_switched_off_with_a_notice(tmp_path, caplog):
     trainer = trainer_for(tmp_path, dataset, model=tiny_model("qwen3_moe", vocab_size=264))
     assert "load-balancing loss" in caplog.text
     trainer.train()
-    with pytest.raises(ValueError, match="router_aux_loss_coef=0.01"):
+    with pytest.raises(ValueError, match=r"router_aux_loss_coef=0\.01"):
         trainer_for(tmp_path, dataset, model=tiny_model("qwen3_moe", vocab_size=264), router_aux_loss_coef=0.01)
 
 
