@@ -1,0 +1,152 @@
+"""`dagpack stats`: what session files hold, and what sharing saves on them."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dagpack_hf.cli.arguments import (
+    SAMPLE,
+    HelpFormatter,
+    Printer,
+    add_json,
+    add_prompt,
+    add_sessions,
+    load_tokenizer,
+    positive,
+    quiet_libraries,
+    read_prompt,
+    session_paths,
+    show_progress,
+)
+
+if TYPE_CHECKING:
+    from dagpack_hf.packing import PackReport
+
+_DESCRIPTION = """\
+Read pi sessions and show what they hold, what was left out and why, and what packing by shared
+prefixes saves: tokens with and without sharing, and windows against the least possible number.
+Nothing is written.
+"""
+
+_EPILOG = """\
+examples:
+  dagpack stats                                       all of your pi sessions
+  dagpack stats session.jsonl --tokenizer Qwen/Qwen3-0.6B
+  dagpack stats ~/sessions --max-length 16384 32768
+  dagpack stats sample --json | jq .packing[].reuse_ratio
+
+reading the table:
+  logical tokens    what training costs with one sequence for each turn
+  unique tokens     what is left when every shared prefix counts once
+  executed tokens   what the windows compute: unique tokens and what has to be repeated
+  lower bound       windows that no packing can do without
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "stats",
+        help="what session files hold, and what sharing saves",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=HelpFormatter,
+    )
+    add_sessions(parser)
+    parser.add_argument(
+        "--tokenizer",
+        default=SAMPLE,
+        metavar="NAME|FOLDER",
+        help="tokenizer with a chat template, as the model has it (default: the small one bundled with the package, "
+        "whose counts are an approximation)",
+    )
+    parser.add_argument(
+        "--max-length",
+        nargs="+",
+        type=positive,
+        metavar="N",
+        help="window lengths in tokens (default: 1, 2 and 4 times the longest path, rounded up to a multiple of 128)",
+    )
+    add_prompt(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the load report and the token table."""
+    from dagpack_hf import TokenForest, load_sessions, pack_forest, tokenize_conversations
+    from dagpack_hf.packing import iter_trees
+
+    say = Printer(options.json)
+    with quiet_libraries(progress=show_progress()):
+        tokenizer = load_tokenizer(options.tokenizer)
+        prompt = read_prompt(options.system_prompt, options.tools)
+        conversations, loaded = load_sessions(session_paths(options.sessions), return_report=True, **prompt)
+        say(str(loaded))
+        result: dict[str, Any] = {
+            "load": asdict(loaded),
+            "tokenizer": options.tokenizer,
+            "render": None,
+            "packing": [],
+        }
+        if len(conversations):
+            trees, rendered = tokenize_conversations(conversations, tokenizer, on_error="skip", return_report=True)
+            result["render"] = asdict(rendered)
+            forest = TokenForest.from_trees(iter_trees(trees))
+            lengths = options.max_length or window_lengths(forest.longest_path)
+            reports = [pack_forest(forest, n, overflow="truncate")[1] for n in sorted(set(lengths)) if len(trees)]
+            result["packing"] = [report.to_dict() for report in reports]
+            say(f"{rendered}\ntokenizer {tokenizer_name(options.tokenizer)}")
+            for text in tables(reports):
+                say(f"\n{text}")
+        else:
+            say("No turn to train, so there is nothing to pack.")
+    say.result(result)
+    return 0
+
+
+def tokenizer_name(name: str) -> str:
+    """Say which tokenizer it is, and what the bundled one is good for."""
+    if name != SAMPLE:
+        return name
+    return "of the sample (an approximation: give the model's own with --tokenizer)"
+
+
+def window_lengths(longest: int) -> list[int]:
+    """Return 1, 2 and 4 times the longest path, each rounded up to a multiple of 128."""
+    return [-(-times * max(longest, 1) // 128) * 128 for times in (1, 2, 4)]
+
+
+def tables(reports: list[PackReport]) -> list[str]:
+    """Return the report of the longest window in full, and a comparison of all of them."""
+    if not reports:
+        return []
+    texts = [str(reports[-1])]
+    if len(reports) > 1:
+        texts.append(compare(reports))
+    return texts
+
+
+def compare(reports: list[PackReport]) -> str:
+    """Return a table with one line for each window length."""
+    head = ("window", "x longest", "windows", "bound", "executed", "saves", "padding", "not trained")
+    lines: list[tuple[str, ...]] = [head]
+    for report in reports:
+        lines.append(
+            (
+                f"{report.max_length:,}",
+                f"{report.max_length / max(report.longest_path, 1):.1f}",
+                f"{report.windows:,}",
+                f"{report.lower_bound:,}",
+                f"{report.executed_tokens:,}",
+                f"{report.speedup_bound:.2f}x",
+                f"{report.padding_tokens:,}",
+                f"{report.overflow.get('lost_targets', 0):,}",
+            )
+        )
+    if not any(report.overflow for report in reports):
+        lines = [line[:-1] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)

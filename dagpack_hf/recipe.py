@@ -1,0 +1,194 @@
+"""Fine-tune on pi sessions: what `dagpack train` and `recipes/sft_pi.py` run.
+
+In the manner of TRL's scripts: three dataclasses make the command line, and a YAML file (`--config`) can hold the same
+options.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from dagpack_hf.cli.arguments import read_prompt, session_paths
+from dagpack_hf.config import DagSFTConfig
+from dagpack_hf.pi import load_sessions
+from dagpack_hf.sample import sample_tokenizer
+from dagpack_hf.trainer import DagSFTTrainer
+
+DESCRIPTION = """\
+Fine-tune a model on pi coding-agent sessions. Every assistant turn of every branch is trained in its exact context,
+and prefixes that turns share are computed once.
+"""
+
+EPILOG = """\
+The options are those of SessionArguments (which sessions), DagSFTConfig (training and packing; TRL's SFTConfig and
+transformers' TrainingArguments) and ModelConfig (model, LoRA, quantization), in this order. They can also stand in a
+YAML file: --config FILE; the command line wins.
+"""
+
+
+@dataclass
+class SessionArguments:
+    """Which sessions are trained on.
+
+    Parameters:
+        sessions (`list[str]`, *optional*):
+            Session files, or folders that are searched at any depth for `*.jsonl`; `sample` stands for the bundled
+            sessions. Defaults to pi's own folder.
+        system_prompt (`str`, *optional*):
+            Text file with the system prompt of turns for which none is recorded (pi before 0.86).
+        tools (`str`, *optional*):
+            JSON file with the list of their tools' function schemas.
+        tiny_model (`bool`, *optional*, defaults to `False`):
+            Train a tiny Llama with random weights and the bundled tokenizer, to try things out without a download.
+    """
+
+    sessions: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Session files, or folders that are searched at any depth for *.jsonl; 'sample' stands for the "
+            "bundled sessions. Default: pi's own folder."
+        },
+    )
+    system_prompt: str | None = field(
+        default=None,
+        metadata={"help": "Text file with the system prompt of turns for which none is recorded (pi before 0.86)."},
+    )
+    tools: str | None = field(
+        default=None, metadata={"help": "JSON file with the list of their tools' function schemas."}
+    )
+    tiny_model: bool = field(
+        default=False,
+        metadata={
+            "help": "Train a tiny Llama with random weights and the bundled tokenizer, to try things out without a "
+            "download, instead of --model_name_or_path."
+        },
+    )
+
+
+class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """Shows defaults, and keeps the lines of description and examples."""
+
+
+def make_parser(prog: str | None = None, examples: str = "") -> TrlParser:
+    """Return the parser; windows are long and nothing is cut by default, since turns of agents are long.
+
+    Args:
+        prog: Name of the program in the help.
+        examples: Shown at the end of the help.
+    """
+    parser = TrlParser(
+        (SessionArguments, DagSFTConfig, ModelConfig),  # type: ignore[arg-type]
+        prog=prog,
+        usage="%(prog)s [--config FILE] [OPTION ...]",
+        description=DESCRIPTION,
+        epilog=f"{EPILOG}\n{examples}",
+        formatter_class=_HelpFormatter,
+    )
+    parser.set_defaults(max_length=32768, overflow="error")
+    return parser
+
+
+def run(argv: Sequence[str] | None = None, prog: str | None = None, examples: str = "") -> None:
+    """Parse the command line and train.
+
+    Args:
+        argv: Arguments, `sys.argv[1:]` by default.
+        prog: Name of the program in the help.
+        examples: Shown at the end of the help.
+    """
+    session_args, training_args, model_args = make_parser(prog, examples).parse_args_and_config(argv)
+    train(session_args, training_args, model_args)
+
+
+def train(session_args: SessionArguments, training_args: DagSFTConfig, model_args: ModelConfig) -> DagSFTTrainer:
+    """Load sessions, train on them, and save the model in `training_args.output_dir`.
+
+    Args:
+        session_args: Which sessions.
+        training_args: Training and packing.
+        model_args: Model and adapter.
+
+    Returns:
+        The trainer, after training.
+
+    Raises:
+        ValueError: No model, or no turn to train.
+    """
+    if session_args.tiny_model == bool(model_args.model_name_or_path):
+        raise ValueError("Give either --model_name_or_path NAME_OR_FOLDER, or --tiny_model true to try things out.")
+    prompt = read_prompt(session_args.system_prompt, session_args.tools)
+    dataset, report = load_sessions(session_paths(session_args.sessions), return_report=True, **prompt)
+    if not len(dataset):
+        raise ValueError(f"There is no turn to train in these sessions: {report}")
+
+    set_seed(training_args.seed)
+    tokenizer: PreTrainedTokenizerBase
+    model: str | LlamaForCausalLM
+    if session_args.tiny_model:
+        tokenizer = sample_tokenizer()
+        model = tiny_llama(tokenizer)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model_args.model_name_or_path,
+            revision=model_args.model_revision,
+            trust_remote_code=training_args.trust_remote_code,
+        )
+        model = cast(str, model_args.model_name_or_path)
+        training_args.model_init_kwargs = _model_init_kwargs(training_args, model_args)
+    trainer = DagSFTTrainer(
+        model=model,
+        args=training_args,
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=get_peft_config(model_args),
+        quantization_config=get_quantization_config(model_args),
+    )
+    trainer.accelerator.print(f"{report}\n\n{trainer.pack_reports.get('train', '')}\n")
+
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.save_model(training_args.output_dir)
+    trainer.accelerator.print(f"Model saved in {training_args.output_dir}.")
+    if training_args.push_to_hub:
+        trainer.push_to_hub()
+    trainer.end()
+    return trainer
+
+
+def tiny_llama(tokenizer: PreTrainedTokenizerBase, seed: int | None = None) -> LlamaForCausalLM:
+    """Return a Llama of 0.34 M parameters with random weights, for the vocabulary of a tokenizer.
+
+    Args:
+        tokenizer: The tokenizer.
+        seed: Seed of the weights; `None` draws them from torch's own state.
+    """
+    if seed is not None:
+        set_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32768,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _model_init_kwargs(training_args: DagSFTConfig, model_args: ModelConfig) -> dict[str, Any]:
+    options = {
+        "revision": model_args.model_revision,
+        "trust_remote_code": training_args.trust_remote_code,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    }
+    return options | cast(dict[str, Any], training_args.model_init_kwargs or {})
