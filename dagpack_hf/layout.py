@@ -87,30 +87,21 @@ def layout_rows(
         choices = " or ".join(map(repr, LOSS_WEIGHTINGS))
         raise ValueError(f"loss_weighting must be {choices}, got {loss_weighting!r}.")
     trained = np.zeros(len(segments), bool)
-    pieces = [_layout_window(forest, segments, leaves, trained) for leaves in windows]
+    pieces = [_layout_window(forest, segments, leaves, trained, loss_weighting) for leaves in windows]
     order = np.arange(len(pieces)) if seed is None else np.random.default_rng(seed).permutation(len(pieces))
     pieces = [pieces[index] for index in order]
-
-    offsets = np.concatenate([[0], np.cumsum([len(piece[0]) for piece in pieces], dtype=np.int64)]).astype(np.int64)
-    token, target, depth, subtree_end = (
-        np.concatenate([piece[column] for piece in pieces]) if pieces else np.zeros(0, np.int64) for column in range(4)
-    )
-    has_target = target >= 0
-    count = np.where(has_target, forest.target_count[target], 0) if len(target) else np.zeros(0, np.int32)
-    return Rows(
-        offsets=offsets,
-        input_ids=forest.tokens[token],
-        shift_labels=np.where(has_target, forest.tokens[target], IGNORE_INDEX).astype(np.int32),
-        position_ids=depth.astype(np.int32),
-        subtree_end=subtree_end.astype(np.int32),
-        loss_weight=(np.minimum(count, 1) if loss_weighting == "once" else count).astype(np.float32),
-    )
+    offsets = np.zeros(len(pieces) + 1, np.int64)
+    np.cumsum([len(piece["input_ids"]) for piece in pieces], out=offsets[1:])
+    columns = [
+        np.concatenate([np.zeros(0, dtype), *(piece[name] for piece in pieces)]) for name, dtype in ROW_DTYPES.items()
+    ]
+    return Rows(offsets, *columns)
 
 
 def _layout_window(
-    forest: TokenForest, segments: Segments, leaves: Sequence[int], trained: npt.NDArray[np.bool_]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Token index, target index (-1 for none), depth and subtree end of each position; marks what it trains."""
+    forest: TokenForest, segments: Segments, leaves: Sequence[int], trained: npt.NDArray[np.bool_], loss_weighting: str
+) -> dict[str, np.ndarray]:
+    """The five vectors of one window; marks the segments it trains."""
     own, parent = _window_segments(segments, leaves)
     length = segments.length[own]
     weight = subtree_lengths(parent, length)
@@ -120,18 +111,21 @@ def _layout_window(
     begin = np.cumsum(length) - length
     within = np.arange(length.sum()) - np.repeat(begin, length)
     token = np.repeat(segments.start[own], length) + within
-    depth = np.repeat(segments.depth[own], length) + within
-    subtree_end = np.repeat(begin + weight, length)
-
-    target = np.append(token[1:], -1)
+    target = np.append(token[1:], 0)
     last = (begin + length - 1)[length > 0]
-    inner = np.ones(len(token), bool)
-    inner[last] = False
-    target[inner & (forest.target_count[np.where(inner, target, 0)] == 0)] = -1
     target[last] = segments.target[own][length > 0]
-    target[np.repeat(trained[own], length)] = -1
+    count = np.where(target < 0, 0, forest.target_count[target])
+    count[np.repeat(trained[own], length)] = 0
     trained[own] = True
-    return token, target, depth, subtree_end
+
+    row = {
+        "input_ids": forest.tokens[token],
+        "shift_labels": np.where(count > 0, forest.tokens[target], IGNORE_INDEX),
+        "position_ids": np.repeat(segments.depth[own], length) + within,
+        "subtree_end": np.repeat(begin + weight, length),
+        "loss_weight": np.minimum(count, 1) if loss_weighting == "once" else count,
+    }
+    return {name: values.astype(ROW_DTYPES[name], copy=False) for name, values in row.items()}
 
 
 def _window_segments(segments: Segments, leaves: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
