@@ -53,7 +53,7 @@ def limit_paths(forest: TokenForest, max_length: int, overflow: str = "error") -
         forest: the merged corpus.
         max_length: window length in tokens.
         overflow: `"error"`, `"truncate"` (tokens beyond the limit are cut) or `"drop"` (turns that reach beyond the
-            limit are no targets any more, and what no path needs then is cut).
+            limit are no targets any more). Of a path that was cut, context after its last target is cut too.
 
     Returns:
         The forest, all of whose paths have at most `max_length` tokens, and what was lost.
@@ -88,8 +88,9 @@ def limit_paths(forest: TokenForest, max_length: int, overflow: str = "error") -
         cut += crossing
         if crossing and overflow == "drop":
             lost_targets += _take_out_run(forest, count, int(node), max_length, crossing)
-    clipped = _clip(replace(forest, target_count=count), max_length, ~beyond)
-    return clipped, Overflow(cut, lost, int(beyond.sum()), lost_targets)
+    forest = replace(forest, target_count=count)
+    clipped = _clip(forest, _kept_lengths(forest, max_length))
+    return clipped, Overflow(cut, lost, forest.num_tokens - clipped.num_tokens, lost_targets)
 
 
 def _count_before(forest: TokenForest) -> np.ndarray:
@@ -129,8 +130,26 @@ def _take_out_run(forest: TokenForest, count: np.ndarray, node: int, limit: int,
     return taken
 
 
-def _clip(forest: TokenForest, limit: int, keep_token: np.ndarray) -> TokenForest:
-    length = np.minimum(forest.length, limit - forest.depth)
+def _kept_lengths(forest: TokenForest, limit: int) -> np.ndarray:
+    """Tokens of each node that stay: those within the limit; of a path that was cut, none after its last target."""
+    within = np.arange(forest.num_tokens) - np.repeat(forest.start, forest.length)
+    trained = (forest.target_count > 0) & (within < np.repeat(limit - forest.depth, forest.length))
+    up_to_target = np.maximum.reduceat(np.where(trained, within + 1, 0), forest.start)
+    kept = np.clip(limit - forest.depth, 0, forest.length)
+    is_cut = forest.depth + forest.length > limit
+    needed = np.zeros(forest.num_nodes, bool)
+    for node in range(forest.num_nodes - 1, -1, -1):
+        if is_cut[node] and not needed[node]:
+            kept[node] = up_to_target[node]
+        above = forest.parent[node]
+        if above >= 0:
+            is_cut[above] |= is_cut[node]
+            needed[above] |= kept[node] > 0
+    return kept
+
+
+def _clip(forest: TokenForest, length: np.ndarray) -> TokenForest:
+    keep_token = np.arange(forest.num_tokens) < np.repeat(forest.start + length, forest.length)
     keep = np.flatnonzero(length > 0)
     new_id = np.full(forest.num_nodes + 1, -1, np.int32)
     new_id[keep] = np.arange(len(keep), dtype=np.int32)
@@ -139,7 +158,7 @@ def _clip(forest: TokenForest, limit: int, keep_token: np.ndarray) -> TokenFores
         tokens=forest.tokens[keep_token],
         target_count=forest.target_count[keep_token],
         parent=new_id[forest.parent[keep]],
-        start=np.concatenate([[0], np.cumsum(length[:-1], dtype=np.int64)]).astype(np.int64),
+        start=np.cumsum(length, dtype=np.int64) - length,
         length=length.astype(np.int32),
         depth=forest.depth[keep],
         logical_tokens=forest.logical_tokens,

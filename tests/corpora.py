@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 from hypothesis import strategies as st
 
-from dagpack_hf import TokenTree
+from dagpack_hf import TokenForest, TokenTree
 
 
 @st.composite
@@ -33,6 +33,18 @@ def prefix_counts(sequences, labels=None) -> dict[tuple[int, ...], int]:
             trained = end > 1 and (labels is None or labels[index][end - 1] != -100)
             counts[tuple(sequence[:end])] += int(trained)
     return dict(counts)
+
+
+def forest_prefixes(forest: TokenForest) -> dict[tuple[int, ...], int]:
+    """The same of a forest, from its arrays."""
+    found = {}
+    for node in range(forest.num_nodes):
+        path = forest.path(node)
+        for at in range(forest.length[node]):
+            found[tuple(path[: forest.depth[node] + at + 1].tolist())] = int(
+                forest.target_count[forest.start[node] + at]
+            )
+    return found
 
 
 def random_tree(rng: np.random.Generator, sequences, labels) -> TokenTree:

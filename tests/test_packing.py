@@ -16,7 +16,14 @@ from dagpack_hf.layout import ROW_COLUMNS, ROW_DTYPES
 from dagpack_hf.overflow import Overflow, limit_paths
 from dagpack_hf.pack import executed_tokens, lower_bound, pack_bottom_up, pack_walk, pack_windows
 from dagpack_hf.segments import build_segments
-from tests.corpora import labelled_sequences, prefix_counts, random_tree, row_parents, row_prefixes
+from tests.corpora import (
+    forest_prefixes,
+    labelled_sequences,
+    prefix_counts,
+    random_tree,
+    row_parents,
+    row_prefixes,
+)
 
 window_slack = st.integers(0, 12)
 
@@ -255,20 +262,24 @@ def test_batch_packer_packs_each_batch():
 # What is longer than a window
 
 
-def naive_clip(sequences, labels, limit):
-    return [s[:limit] for s in sequences], [row[:limit] for row in labels]
-
-
+@settings(max_examples=300)
 @given(labelled_sequences(), st.integers(1, 9))
-def test_truncate_cuts_what_lies_beyond(corpus, limit):
+def test_truncate_cuts_what_lies_beyond_and_then_trains_nothing(corpus, limit):
     sequences, labels = corpus
     forest = TokenForest.from_sequences(sequences, labels)
     clipped, lost = limit_paths(forest, limit, "truncate")
-    expected = TokenForest.from_sequences(*naive_clip(sequences, labels, limit))
-    for name in ("tokens", "target_count", "parent", "start", "length", "depth"):
-        assert getattr(clipped, name).tolist() == getattr(expected, name).tolist()
-    assert lost.lost_tokens == forest.num_tokens - expected.num_tokens
-    assert lost.lost_targets == forest.num_source_targets - expected.num_source_targets
+    counts = {prefix: count for prefix, count in prefix_counts(sequences, labels).items() if len(prefix) <= limit}
+    maximal = [
+        s
+        for s in map(tuple, sequences)
+        if not any(len(p) > len(s) and p[: len(s)] == s for p in map(tuple, sequences))
+    ]
+    ends = {prefix for prefix, count in counts.items() if count} | {path for path in maximal if len(path) <= limit}
+    kept = {prefix: count for prefix, count in counts.items() if any(end[: len(prefix)] == prefix for end in ends)}
+    assert forest_prefixes(clipped) == kept
+    assert clipped.start.tolist() == (np.cumsum(clipped.length) - clipped.length).tolist()
+    assert lost.lost_tokens == forest.num_tokens - len(kept)
+    assert lost.lost_targets == forest.num_source_targets - sum(kept.values())
 
 
 def turns(lengths, seed=0):
@@ -287,9 +298,9 @@ def turns(lengths, seed=0):
 def test_drop_leaves_out_the_turns_that_reach_beyond():
     sequences, labels = turns([4, 5, 6])  # ends at 7, 15, 24
     clipped, lost = limit_paths(TokenForest.from_sequences(sequences, labels), 13, "drop")
-    kept = TokenForest.from_sequences([sequences[0], sequences[1][:13]], [labels[0], [-100] * 13])
-    assert clipped.target_count.tolist() == kept.target_count.tolist()
-    assert lost == Overflow(cut_sequences=1, lost_sequences=1, lost_tokens=24 - 13, lost_targets=5 + 6)
+    assert clipped.tokens.tolist() == sequences[0]
+    assert clipped.target_count.tolist() == [0] * 3 + [1] * 4
+    assert lost == Overflow(cut_sequences=1, lost_sequences=1, lost_tokens=24 - 7, lost_targets=5 + 6)
 
 
 def test_drop_with_turns_that_begin_alike_takes_out_only_the_long_one():
@@ -297,9 +308,9 @@ def test_drop_with_turns_that_begin_alike_takes_out_only_the_long_one():
     sequences = [[*context, 7, 7, 8], [*context, 7, 7, 9, 9, 9, 9]]
     labels = [[-100] * 3 + s[3:] for s in sequences]
     clipped, lost = limit_paths(TokenForest.from_sequences(sequences, labels), 6, "drop")
-    assert clipped.tokens.tolist() == [1, 2, 3, 7, 7, 8, 9]
-    assert clipped.target_count.tolist() == [0, 0, 0, 1, 1, 1, 0]
-    assert lost == Overflow(cut_sequences=1, lost_sequences=0, lost_tokens=3, lost_targets=6)
+    assert clipped.tokens.tolist() == [1, 2, 3, 7, 7, 8]
+    assert clipped.target_count.tolist() == [0, 0, 0, 1, 1, 1]
+    assert lost == Overflow(cut_sequences=1, lost_sequences=0, lost_tokens=4, lost_targets=6)
 
 
 def test_drop_of_plain_sequences_is_by_length():

@@ -7,18 +7,7 @@ from hypothesis import strategies as st
 
 from dagpack_hf import TokenForest, TokenTree
 from dagpack_hf.trie import common_prefix
-from tests.corpora import labelled_sequences, prefix_counts, random_tree
-
-
-def forest_prefixes(forest: TokenForest) -> dict[tuple[int, ...], int]:
-    found = {}
-    for node in range(forest.num_nodes):
-        path = forest.path(node)
-        for at in range(forest.length[node]):
-            found[tuple(path[: forest.depth[node] + at + 1].tolist())] = int(
-                forest.target_count[forest.start[node] + at]
-            )
-    return found
+from tests.corpora import forest_prefixes, labelled_sequences, prefix_counts, random_tree
 
 
 def assert_equal(a: TokenForest, b: TokenForest) -> None:
