@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+from transformers import TrainingArguments
 from trl import SFTConfig
 
 from dagpack_hf.attention import BACKENDS
@@ -113,6 +114,23 @@ class DagSFTConfig(SFTConfig):
         self._refuse_conflicts()
         if self.loss_normalization is None:
             self.loss_normalization = "corpus" if self.packing_scope == "dataset" else "step"
+
+    @classmethod
+    def from_args(cls, args: TrainingArguments | None, model_name: str) -> DagSFTConfig:
+        """Take over the arguments of another trainer; without any, all defaults.
+
+        Args:
+            args ([`~transformers.TrainingArguments`], *optional*):
+                A [`DagSFTConfig`], which is returned as it is, or a configuration with fewer parameters.
+            model_name (`str`):
+                Names the output directory if there are no arguments.
+        """
+        if isinstance(args, cls):
+            return args
+        if args is None:
+            return cls(f"{model_name.split('/')[-1]}-DagSFT")
+        # not `to_dict`, which hides whatever is called a token, `eos_token` among it
+        return cls(**{each.name: getattr(args, each.name) for each in fields(args) if each.init})
 
     def _refuse_conflicts(self) -> None:
         own = "DagSFTTrainer packs by shared prefixes itself"

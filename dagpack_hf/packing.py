@@ -143,6 +143,7 @@ def pack_dataset(
         The rows (columns `input_ids`, `shift_labels`, `position_ids`, `subtree_end`, `loss_weight`) and the report.
 
     Raises:
+        TypeError: not a `datasets.Dataset`.
         ValueError: columns are missing, a path is too long, or an option is unknown.
 
     Example:
@@ -152,6 +153,11 @@ def pack_dataset(
         >>> rows[0]["input_ids"], rows[0]["subtree_end"], report.windows
         ([1, 2, 3, 2, 4], [5, 3, 3, 5, 5], 1)
     """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(
+            f"pack_dataset needs a datasets.Dataset, got {type(dataset).__name__}. Pack each split of a DatasetDict on "
+            "its own; pack a stream batch by batch with map(BatchPacker(...), batched=True)."
+        )
     dropped = Overflow()
     if is_tree_dataset(dataset.column_names):
         trees = tqdm(iter_trees(dataset), total=len(dataset), desc="Merging trees", disable=not progress)

@@ -11,7 +11,6 @@ Cost. Beyond the forward and backward pass: one gather of four numbers for each 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -118,7 +117,7 @@ class DagSFTTrainer(SFTTrainer):
         formatting_func: Callable[[dict], str] | None = None,
         **kwargs: Any,
     ) -> None:
-        args = _as_dag_config(args, model)
+        args = DagSFTConfig.from_args(args, model if isinstance(model, str) else type(model).__name__)
         _refuse_arguments(kwargs, train_dataset, data_collator)
         if not isinstance(model, str):
             attention.check_model(model)
@@ -289,11 +288,16 @@ class DagSFTTrainer(SFTTrainer):
         self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with token-weighted means in place of TRL's means of per-batch ratios."""
+        """Log token-weighted means in place of TRL's means of per-batch ratios.
+
+        Under `"corpus"` normalisation the loss of a step grows with its weight; logged is the mean of its targets.
+        """
         mode = "train" if self.model.training else "eval"
         sums = self._sums.pop(mode, None)
         if sums is not None and sums[0] > 0:
-            weight, _, entropy, correct, _ = sums.tolist()
+            weight, loss, entropy, correct, _ = sums.tolist()
+            if "loss" in logs and self.args.loss_normalization == "corpus":
+                logs["loss"] = loss / weight
             self._metrics[mode]["entropy"] = [entropy / weight]
             self._metrics[mode]["mean_token_accuracy"] = [correct / weight]
         super().log(logs, start_time)
@@ -362,16 +366,6 @@ class DagSFTTrainer(SFTTrainer):
 
 def _window(args: DagSFTConfig) -> int:
     return cast(int, args.max_length)  # DagSFTConfig refuses None
-
-
-def _as_dag_config(args: TrainingArguments | None, model: Any) -> DagSFTConfig:
-    if isinstance(args, DagSFTConfig):
-        return args
-    if args is None:
-        name = model if isinstance(model, str) else type(model).__name__
-        return DagSFTConfig(f"{name.split('/')[-1]}-DagSFT")
-    # not `to_dict`, which hides whatever is called a token, `eos_token` among it
-    return DagSFTConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.init})
 
 
 def _refuse_arguments(kwargs: dict[str, Any], train_dataset: Any, data_collator: Any) -> None:

@@ -352,6 +352,14 @@ def test_bad_arguments_are_named(columns, options, message):
         pack_dataset(Dataset.from_dict(columns), **{"max_length": 8, "progress": False, **options})
 
 
+def test_what_is_no_data_set_is_named():
+    stream = Dataset.from_dict({"input_ids": [[1, 2, 3], [1, 2, 4]]}).to_iterable_dataset()
+    with pytest.raises(TypeError, match=r"got IterableDataset.*BatchPacker"):
+        pack_dataset(stream, 8)
+    packed = stream.map(BatchPacker(8), batched=True, remove_columns=["input_ids"])
+    assert [list(row["input_ids"]) for row in packed] == [[1, 2, 3, 2, 4]]
+
+
 def test_an_empty_data_set_packs_to_no_rows():
     rows, report = pack_dataset(Dataset.from_dict({"input_ids": [], "labels": []}), 8, progress=False)
     assert len(rows) == 0 and report.windows == report.lower_bound == 0

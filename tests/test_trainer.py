@@ -387,6 +387,16 @@ def test_the_model_generates_as_before_and_saves_no_trace(tmp_path):
         model(input_ids=torch.tensor([[1, 2, 3]]))
 
 
+def test_the_logged_loss_is_the_mean_of_the_targets_whatever_a_window_weighs(tmp_path):
+    trainer = trainer_for(tmp_path, shared_dataset(40), max_length=90, per_device_train_batch_size=1, max_steps=6)
+    trainer.args.logging_strategy, trainer.args.logging_steps = "steps", 1
+    trainer.args.learning_rate = 0.0
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 6
+    assert losses == pytest.approx([np.log(264)] * 6, rel=0.03)
+
+
 def test_metrics_are_logged(tmp_path):
     trainer = trainer_for(tmp_path, shared_dataset())
     trainer.args.logging_strategy, trainer.args.logging_steps = "steps", 1
