@@ -155,8 +155,8 @@ def pack_dataset(
     """
     if not isinstance(dataset, Dataset):
         raise TypeError(
-            f"pack_dataset needs a datasets.Dataset, got {type(dataset).__name__}. Pack each split of a DatasetDict on "
-            "its own; pack a stream batch by batch with map(BatchPacker(...), batched=True)."
+            f"pack_dataset needs a datasets.Dataset, got {type(dataset).__name__}. Pack each split of a DatasetDict "
+            "on its own; pack a stream batch by batch with map(BatchPacker(...), batched=True)."
         )
     dropped = Overflow()
     if is_tree_dataset(dataset.column_names):
