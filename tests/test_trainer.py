@@ -338,6 +338,26 @@ def test_count_targets_is_what_shifted_labels_within_the_window_count():
 # Habits of the host
 
 
+def test_a_model_by_name_named_evaluation_sets_and_the_best_checkpoint(tmp_path):
+    tiny_llama().save_pretrained(tmp_path / "model")
+    toy_tokenizer().save_pretrained(tmp_path / "model")
+    options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    held_out = {"a": shared_dataset(8, 3), "b": shared_dataset(9, 4)}
+    trainer = DagSFTTrainer(
+        model=str(tmp_path / "model"),
+        args=config(tmp_path, **options, load_best_model_at_end=True, metric_for_best_model="eval_a_loss"),
+        train_dataset=shared_dataset(),
+        eval_dataset=held_out,
+    )
+    trainer.train()
+    assert set(trainer.pack_reports) == {"train", "a", "b"}
+    logged = {key for entry in trainer.state.log_history for key in entry}
+    assert {"eval_a_loss", "eval_b_loss"} <= logged
+    total, count = reference_losses(trainer.model, *held_out["b"][:].values())
+    assert trainer.evaluate(held_out["b"])["eval_loss"] == pytest.approx(total / count, rel=1e-6)
+    assert trainer.predict(trainer.eval_dataset["b"]).metrics["test_loss"] == pytest.approx(total / count, rel=1e-6)
+
+
 def test_lora_trains_and_saves_an_adapter(tmp_path):
     peft = pytest.importorskip("peft")
     model = tiny_llama()
