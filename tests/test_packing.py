@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from dagpack_hf import BatchPacker, TokenForest, pack_dataset, pack_forest, unpack
 from dagpack_hf.layout import ROW_COLUMNS, ROW_DTYPES
 from dagpack_hf.overflow import Overflow, limit_paths
-from dagpack_hf.pack import executed_tokens, lower_bound, pack_bottom_up, pack_walk, pack_windows
+from dagpack_hf.pack import (
+    dissolve,
+    lower_bound,
+    pack_bottom_up,
+    pack_nearest,
+    pack_walk,
+    pack_windows,
+    window_sizes,
+)
 from dagpack_hf.segments import build_segments
 from tests.corpora import (
     forest_prefixes,
@@ -126,9 +134,18 @@ def test_bound_optimum_and_windows(corpus, slack):
     optimum = brute_force_windows(segments, max_length)
     windows = pack_windows(segments, max_length)
     assert lower_bound(forest, max_length) <= optimum <= len(windows)
-    for packed in (windows, pack_walk(segments, max_length), pack_bottom_up(segments, max_length)):
+    packings = [pack(segments, max_length) for pack in (pack_walk, pack_bottom_up, pack_nearest)]
+    for packed in (windows, *packings, *(dissolve(segments, max_length, packing) for packing in packings)):
         assert sorted(itertools.chain(*packed)) == segments.leaves.tolist()
-        assert all(executed_tokens(segments, [leaves]) <= max_length for leaves in packed)
+        assert max(window_sizes(segments, packed)) <= max_length
+
+
+def test_dissolve_tries_on_after_a_window_that_stays():
+    """Of windows with leaves of 6, of 4 and 3, and of 7 tokens the first cannot go, but takes a leaf of the second."""
+    segments = build_segments(TokenForest.from_sequences([[1] * 6, [2] * 4, [3] * 3, [4] * 7]))
+    lengths = dict(zip(segments.length.tolist(), range(4), strict=True))
+    windows = [[lengths[6]], [lengths[4], lengths[3]], [lengths[7]]]
+    assert sorted(window_sizes(segments, dissolve(segments, 10, windows))) == [10, 10]
 
 
 def test_packing_stays_close_to_the_bound():
