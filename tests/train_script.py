@@ -59,6 +59,8 @@ def main(out: str, output_dir: str, options: str) -> None:
     trainer.train(resume_from_checkpoint=resume or None)
     if trainer.accelerator.is_main_process:
         torch.save({"state": trainer.model.state_dict(), "world": trainer.args.world_size}, out)
+    trainer.accelerator.wait_for_everyone()
+    trainer.end()  # a rank that exits while the threads of the process group run may abort
 
 
 if __name__ == "__main__":
