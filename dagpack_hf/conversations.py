@@ -5,33 +5,28 @@ each message and where it all comes from. The columns follow TRL's conversationa
 data set as it is.
 
 Design:
-    * A message list is a chain of `Message` links, each with its JSON text, which the lists of later turns share.
-    * `ConversationRows` merges the chains of all trained turns in a prefix trie keyed by message digest, one root for
-      each set of tools. Its leaves are the rows: a list that is a prefix of another row's with the same tools is not
-      repeated, and each target is flagged in exactly one row, the first.
+    * The message lists of one source are a `MessageTree`: the lists of later turns share what earlier ones hold.
     * `messages` and `tools` are JSON *text* in Arrow. Nested Arrow structs fill in every key any row has with null,
       which changes what chat templates print, and the encoder behind `datasets.Json` rounds floats to ten decimals and
       cannot read integers above 64 bits.
 
-Cost: one dictionary entry for each distinct message of each list, and one walk from leaf to root for each row. A
-message is encoded once, not once for each turn that sees it.
+Cost: a message is encoded once, not once for each turn that sees it; a node of the tree is two integers and a
+dictionary entry.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
+import msgspec
 import pyarrow as pa
-from datasets import Dataset, DatasetInfo, Features, Json, List, Value
+from datasets import Features, Json, List, Value
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-# Arrow strings have 32-bit offsets: a chunk of a text column stays well below 2 GiB.
-_CHUNK_BYTES = 256 * 1024 * 1024
 
 
 def dumps(value: Any) -> str:
@@ -53,8 +48,7 @@ def dumps(value: Any) -> str:
     return text if text.isascii() else _LONE_SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _unicode_dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+_unicode_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def loads(text: str) -> Any:
@@ -126,170 +120,90 @@ FEATURES = Features(
 )
 
 
-class Message:
-    """One message of a list, linked to the list before it.
+# Infinity, which JSON can state only as a number beyond the range of floats, becomes null as in JavaScript's JSON.
+_fast_encode = msgspec.json.Encoder().encode
 
-    Args:
-        parent: The message before, `None` for the first one.
-        content: The message as a chat template takes it. Lone surrogates are dropped: no tokenizer takes them.
-        entry: Id of the session entry it comes from, `None` where it comes from no single one.
-        model: Name of the model that wrote it, `None` for a message that no model wrote.
+
+class MessageTree:
+    """The message lists of one source; lists that begin alike share their beginnings.
+
+    A list is named by its last node, the empty list by -1. Each message has its JSON text once, however many lists it
+    is in and whatever stands before it. Lone surrogates are dropped from texts: no tokenizer takes them.
 
     Attributes:
-        text: JSON text of the message.
-        digest: 16 bytes that stand for `text`.
-        depth: Number of messages up to and with this one.
-    """
-
-    __slots__ = ("depth", "digest", "entry", "model", "parent", "text")
-
-    def __init__(
-        self,
-        parent: Message | None,
-        content: Mapping[str, Any],
-        *,
-        entry: str | None = None,
-        model: str | None = None,
-    ) -> None:
-        self.parent = parent
-        text = _unicode_dumps(content)
-        self.text = text if text.isascii() else _LONE_SURROGATE.sub("", text)
-        self.digest = blake2b(self.text.encode(), digest_size=16).digest()
-        self.entry = entry
-        self.model = model
-        self.depth: int = 1 if parent is None else parent.depth + 1
-
-    def chain(self) -> list[Message]:
-        """Return the links from the first message to this one."""
-        links: list[Message] = []
-        link: Message | None = self
-        while link is not None:
-            links.append(link)
-            link = link.parent
-        links.reverse()
-        return links
-
-    def content(self) -> dict[str, Any]:
-        """Return a fresh copy of the message."""
-        return json.loads(self.text)
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Where the turn that ends a row comes from; the fields are columns of the data set."""
-
-    session: str
-    session_id: str
-    cwd: str | None
-    timestamp: str | None
-
-
-class ConversationRows:
-    """Collects the message lists of trained turns and keeps the maximal ones.
+        texts: JSON text of each distinct message, in UTF-8.
+        entries: For each text the id of the source's entry it comes from, `None` if it comes from no single one.
+        models: For each text the name of the model that wrote it, `None` for a message that no model wrote.
+        text_of: For each node the index of its text.
+        parents: For each node the node before it, -1 for none.
 
     Example:
-    >>> rows = ConversationRows()
-    >>> question = Message(None, {"role": "user", "content": "Hi"})
-    >>> reply = Message(question, {"role": "assistant", "content": "Hello"}, model="tiny")
-    >>> rows.add(reply, None, Provenance("a.jsonl", "a", None, None))
-    True
-    >>> rows.dataset()["trained"][0]
-    [False, True]
+    >>> tree = MessageTree()
+    >>> question = tree.append(-1, tree.text({"role": "user", "content": "Hi"}))
+    >>> answer = tree.append(question, tree.text({"role": "assistant", "content": "Hello"}, model="tiny"))
+    >>> [message["content"] for message in tree.messages(answer)]
+    ['Hi', 'Hello']
     """
 
     def __init__(self) -> None:
-        self._parents: list[int] = []
-        self._children: dict[tuple[int, bytes], int] = {}
-        self._roots: dict[str | None, int] = {}
-        self._tools: list[str | None] = []
-        self._inner: set[int] = set()
-        self._ends: dict[int, tuple[Message, Provenance, int]] = {}
-        self._placed: dict[tuple[int, Message], int] = {}
+        self.texts: list[bytes] = []
+        self.entries: list[str | None] = []
+        self.models: list[str | None] = []
+        self.text_of: list[int] = []
+        self.parents: list[int] = []
+        self._children: dict[tuple[int, int], int] = {}
 
-    def add(self, target: Message, tools: Sequence[Mapping[str, Any]] | None, provenance: Provenance) -> bool:
-        """Add the list that ends with a trained message.
+    def text(self, message: Mapping[str, Any], entry: str | None = None, model: str | None = None) -> int:
+        """Add a message.
 
         Args:
-            target: The trained message, linked to its context.
-            tools: Tool schemas offered with the request, or `None`.
-            provenance: Where the turn comes from.
+            message: The message as a chat template takes it.
+            entry: Id of the source's entry it comes from.
+            model: Name of the model that wrote it.
 
         Returns:
-            `False` if the same list with the same tools is there already: then nothing is added.
+            The index of its text.
         """
-        end = self._place(self._root(tools), target)
-        if end in self._ends:
-            return False
-        self._ends[end] = (target, provenance, self._root(tools))
-        return True
+        try:
+            data = _fast_encode(message)
+        except UnicodeEncodeError:
+            data = _LONE_SURROGATE.sub("", _unicode_dumps(message)).encode()
+        self.texts.append(data)
+        self.entries.append(entry)
+        self.models.append(model)
+        return len(self.texts) - 1
 
-    def forget_links(self) -> None:
-        """Drop the memory of which links are placed where, once a source is read to its end."""
-        self._placed.clear()
-
-    def _root(self, tools: Sequence[Mapping[str, Any]] | None) -> int:
-        text = dumps(tools) if tools else None
-        if text not in self._roots:
-            self._roots[text] = len(self._tools)
-            self._tools.append(text)
-        return self._roots[text]
-
-    def _place(self, root: int, message: Message) -> int:
-        """Return the trie node of a list; walks back only to the last link placed before."""
-        pending: list[Message] = []
-        link: Message | None = message
-        while link is not None and (root, link) not in self._placed:
-            pending.append(link)
-            link = link.parent
-        node = -1 - root if link is None else self._placed[root, link]
-        for step in reversed(pending):
-            child = self._children.get((node, step.digest))
-            if child is None:
-                child = self._children[node, step.digest] = len(self._parents)
-                self._parents.append(node)
-                self._inner.add(node)
-            node = self._placed[root, step] = child
+    def append(self, parent: int, text: int) -> int:
+        """Return the node of a list that is one message longer."""
+        node = self._children.get((parent, text))
+        if node is None:
+            node = self._children[parent, text] = len(self.parents)
+            self.parents.append(parent)
+            self.text_of.append(text)
         return node
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows, in the order their last turns were added; `messages` and `tools` as JSON text."""
-        flagged: set[int] = set()
-        for end, (target, provenance, root) in self._ends.items():
-            if end in self._inner:
-                continue
-            trained = []
-            node = end
-            while node >= 0:
-                trained.append(node in self._ends and node not in flagged)
-                flagged.add(node)
-                node = self._parents[node]
-            links = target.chain()
-            yield {
-                "messages": "[" + ",".join(link.text for link in links) + "]",
-                "tools": self._tools[root],
-                "trained": trained[::-1],
-                "session": _utf8(provenance.session),
-                "session_id": _utf8(provenance.session_id),
-                "cwd": _utf8(provenance.cwd),
-                "timestamp": _utf8(provenance.timestamp),
-                "entry_ids": [_utf8(link.entry) for link in links],
-                "models": [_utf8(link.model) for link in links],
-            }
+    def take(self, text: int) -> bytes:
+        """Remove and return a text whose last use this is; lists that hold it can no longer be written out."""
+        data = self.texts[text]
+        self.texts[text] = b""
+        return data
 
-    def dataset(self) -> Dataset:
-        """Return the rows as a data set with the columns of `FEATURES`."""
-        batches: list[pa.Table] = []
-        rows: list[dict[str, Any]] = []
-        size = 0
-        for row in self.rows():
-            rows.append(row)
-            size += len(row["messages"]) + len(row["tools"] or "")
-            if size >= _CHUNK_BYTES:
-                batches.append(_table(rows))
-                rows, size = [], 0
-        if rows or not batches:
-            batches.append(_table(rows))
-        return Dataset(pa.concat_tables(batches), info=DatasetInfo(features=FEATURES.copy()))
+    def path(self, node: int) -> list[int]:
+        """Return the texts of a list, from the first message to the last."""
+        texts = []
+        while node >= 0:
+            texts.append(self.text_of[node])
+            node = self.parents[node]
+        texts.reverse()
+        return texts
+
+    def json(self, node: int) -> bytes:
+        """Return a list as JSON text."""
+        return b"[" + b",".join([self.texts[text] for text in self.path(node)]) + b"]"
+
+    def messages(self, node: int) -> list[dict[str, Any]]:
+        """Return a list as fresh objects."""
+        return json.loads(self.json(node))
 
 
 def decode_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -337,19 +251,3 @@ def _is_text(arrow_type: pa.DataType) -> bool:
         or pa.types.is_large_string(arrow_type)
         or pa.types.is_string_view(arrow_type)
     )
-
-
-def _utf8(text: str | None) -> str | None:
-    """Replace lone surrogates (in a file name, say), which an Arrow string cannot hold, by `?`."""
-    return text if text is None or text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _table(rows: list[dict[str, Any]]) -> pa.Table:
-    columns = {}
-    for name, arrow_type in zip(FEATURES.arrow_schema.names, FEATURES.arrow_schema.types, strict=True):
-        values = [row[name] for row in rows]
-        if isinstance(arrow_type, pa.JsonType):
-            columns[name] = pa.ExtensionArray.from_storage(arrow_type, pa.array(values, pa.string()))
-        else:
-            columns[name] = pa.array(values, arrow_type)
-    return pa.table(columns)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -33,6 +34,17 @@ def run(script: str, *options: str) -> dict:
     assert figures["benchmark"] == script
     assert {"cores", "python", "numpy", "torch", "transformers", "trl"} <= set(figures["environment"])
     return figures
+
+
+def load_benchmark(script: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import a benchmark for its parts."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    name = f"{script}_benchmark"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{script}.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 def check_rounds(case: dict, rounds: int) -> None:
@@ -64,10 +76,7 @@ def test_pack():
 
 @pytest.mark.parametrize(("name", "reuse"), [("agent 4x", 4), ("agent 12x", 12), ("documents", 1)])
 def test_corpora_have_the_reuse_their_names_say(name, reuse, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    spec = importlib.util.spec_from_file_location("pack_benchmark", ROOT / "benchmarks" / "pack.py")
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
+    benchmark = load_benchmark("pack", monkeypatch)
 
     def sequences():
         return list(benchmark.corpus(benchmark.np.random.default_rng(0), name, 2_000_000, 16_384))
@@ -77,6 +86,130 @@ def test_corpora_have_the_reuse_their_names_say(name, reuse, monkeypatch):
     assert forest.longest_path <= 16_384
     again = benchmark.TokenForest.from_sequences(sequences())
     assert (forest.tokens == again.tokens).all()
+
+
+def test_load_sessions():
+    figures = run("load_sessions", "--megabytes", "0.5", "--rounds", "1", "--peer-rounds", "0")
+    assert figures["options"] == {"megabytes": 0.5, "rounds": 1, "peer_rounds": 0, "seed": 0, "quick": False}
+    assert set(figures["corpora"]) == {"text", "images"}
+    for name, case in figures["corpora"].items():
+        check_rounds(case, 1)
+        corpus, median = case["corpus"], case["median_s"]
+        assert set(median) == set(case["memory_mb"]) == {"floor", "one process", "two processes"}
+        assert 0.5e6 <= corpus["bytes"] < 1e6
+        assert (corpus["images"] > 0) == (name == "images")
+        one = case["found"]["one process"]
+        assert (one["files"], one["turns"]) == (corpus["files"], corpus["turns"])
+        assert case["found"]["floor"]["lines"] == one["entries"] + one["files"] == corpus["lines"]
+        assert 0 < one["rows"] <= one["targets"] <= one["turns"]
+        for way, seconds in median.items():
+            assert case["mb_per_s"][way] == pytest.approx(corpus["bytes"] / 1e6 / seconds, rel=1e-3)
+            assert case["speed_over_floor"][way] == pytest.approx(median["floor"] / seconds, rel=1e-3)
+            memory = case["memory_mb"][way]
+            assert 5 < memory["peak"] == max(memory["process"], memory["largest_child"])
+            if memory["anonymous"] is not None:
+                assert memory["anonymous"] <= memory["anonymous_all_processes"]
+        assert case["speed_target_met"] == (case["speed_over_floor"]["one process"] >= 1 / 3)
+        assert case["memory_limit_mb"] == pytest.approx(10 * corpus["longest_line"] / 1e6 + 300, rel=1e-4)
+        assert case["memory_limit_met"] == {
+            way: case["memory_mb"][way]["peak"] < case["memory_limit_mb"] for way in ("one process", "two processes")
+        }
+
+
+def test_peak_memory_is_that_of_the_largest_process(monkeypatch):
+    benchmark = load_benchmark("load_sessions", monkeypatch)
+    names = ("process", "largest_child", "anonymous_process", "anonymous_largest_child", "anonymous_together")
+
+    def peaks(*runs):
+        return benchmark.peak_figures([dict(zip(names, run, strict=True)) for run in runs])
+
+    assert peaks((5e6, 7e6, 3e6, 6e6, 8e6), (4e6, 9e6, 2e6, 5e6, 7e6)) == {
+        "peak": 9,
+        "process": 5,
+        "largest_child": 9,
+        "anonymous": 6,
+        "anonymous_process": 3,
+        "anonymous_largest_child": 6,
+        "anonymous_all_processes": 8,
+    }
+    assert peaks((5e6, 0, None, None, None))["anonymous"] is None
+
+
+def test_memory_of_descendants_is_sampled(monkeypatch):
+    if not Path("/proc/self/task").exists():
+        pytest.skip("needs /proc")
+    benchmark = load_benchmark("load_sessions", monkeypatch)
+    script = (
+        "import mmap; reserved = mmap.mmap(-1, 10**9); held = bytearray(b'x') * 50_000_000; print(flush=True); input()"
+    )
+    for _ in range(2):
+        script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        found = benchmark.descendants(process.pid)
+        sizes = [benchmark.anonymous_bytes(pid) for pid in found]
+        process.communicate("\n")
+    assert found[0] == process.pid and len(set(found)) == 3
+    assert sizes[0] < 50_000_000 > sizes[1]
+    assert 50_000_000 <= sizes[2] < 100_000_000
+    assert benchmark.anonymous_bytes(process.pid) is None
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_session_corpus(images, monkeypatch, tmp_path):
+    benchmark = load_benchmark("session_corpus", monkeypatch)
+    stats = benchmark.write_corpus(tmp_path / "a", 8, images)
+    assert stats == benchmark.write_corpus(tmp_path / "b", 8, images, processes=2)
+    files = {path.relative_to(tmp_path / "a"): path.read_bytes() for path in (tmp_path / "a").rglob("*.jsonl")}
+    again = {path.relative_to(tmp_path / "b"): path.read_bytes() for path in (tmp_path / "b").rglob("*.jsonl")}
+    assert set(files) == set(again)
+    assert all(
+        data.replace(bytes(tmp_path / "a"), b"") == again[path].replace(bytes(tmp_path / "b"), b"")
+        for path, data in files.items()
+    )
+    assert stats.files == len(files) and stats.largest_file == max(map(len, files.values()))
+    assert 8e6 <= stats.bytes == sum(map(len, files.values())) < 11e6
+
+    sessions = [[json.loads(line) for line in data.split(b"\n")[:-1]] for data in files.values()]
+    lines = [line for data in files.values() for line in data.splitlines(keepends=True)]
+    assert (stats.lines, stats.longest_line) == (len(lines), max(map(len, lines)))
+    assert len(set(lines)) > 0.9 * len(lines)
+    roles = [entry["message"]["role"] for session in sessions for entry in session if "message" in entry]
+    assert stats.turns == roles.count("assistant")
+    branches = forks = 0
+    prompts = set()
+    for header, *entries in sessions:
+        ids = [entry["id"] for entry in entries]
+        parents = [entry["parentId"] for entry in entries]
+        assert len(set(ids)) == len(ids)
+        assert parents[0] is None and set(parents[1:]) <= set(ids), "one root, no parent is missing"
+        branches += len(parents) - len(set(parents))
+        prompts.add((header["cwd"], json.dumps(entries[2]["message"]["sections"])))
+        if "parentSession" in header:
+            forks += 1
+            lines = Path(header["parentSession"]).read_bytes().splitlines()
+            origin = {entry["id"]: entry for entry in map(json.loads, lines)}
+            repeated = [entry for entry in entries if entry["id"] in origin]
+            assert len(entries) / 4 < len(repeated) < len(entries)
+            assert all(entry == origin[entry["id"]] for entry in repeated)
+    assert len(prompts) == len({cwd for cwd, _ in prompts}) > 3
+    assert (branches, forks) == (stats.branches, stats.forks)
+    pictures = [
+        len(block["data"])
+        for session in sessions
+        for entry in session
+        for block in entry.get("message", {}).get("content") or ()
+        if isinstance(block, dict) and block["type"] == "image"
+    ]
+    assert (len(pictures), sum(pictures)) == (stats.images, stats.image_bytes)
+    assert forks
+    if images:
+        assert 0.6 < stats.image_bytes / stats.bytes < 0.95
+    else:
+        assert branches and stats.compactions and not pictures
+        assert 1000 < stats.bytes / stats.lines < 1600
 
 
 def test_train_step():

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import load_from_disk
+from datasets import Dataset, load_from_disk
 
 from dagpack_hf import __version__
 from dagpack_hf.cli import main
@@ -20,7 +20,7 @@ from dagpack_hf.cli.arguments import quiet_libraries
 from dagpack_hf.cli.demo import demonstrate
 from dagpack_hf.pi import export_turns
 from dagpack_hf.sample import sample_sessions
-from tests.pi_sessions import SessionBuilder
+from tests.pi_sessions import SessionBuilder, image
 
 PI = Path(__file__).parents[1] / ".." / "shared" / "pi"
 CORPUS = PI / "corpus"
@@ -67,9 +67,12 @@ def test_the_commands_are_listed_and_the_version_shown(capfd):
         (["stats", "nowhere.jsonl"], 1, "dagpack stats: no such session file or folder: nowhere.jsonl"),
         (["stats", "sample", "--tokenizer", "./nowhere"], 2, "--tokenizer ./nowhere: cannot be loaded"),
         (["export", "sample", "--format", "xml"], 2, "invalid choice: 'xml'"),
+        (["export", "sample", "--unit", "conversations"], 2, "Use --format messages (or sharegpt)"),
+        (["export", "sample", "--format", "sharegpt", "--images", "keep"], 2, "Use --format messages to keep images"),
         (["export", "sample", "--tools", "nowhere.json"], 1, "dagpack export: nowhere.json: No such file"),
         (["export", "sample", "--tools", __file__], 2, "is not a JSON list of function schemas"),
         (["export", "sample", "--out", "nowhere/requests.jsonl"], 1, "No such file or directory"),
+        (["export", "sample", "--out", "nowhere/requests.parquet"], 1, "No such file or directory"),
         (["pack", "sample"], 2, "--tokenizer, --max-length, --out"),
         (["train", "--output_dir", "x", "--bf16", "false"], 1, "--model_name_or_path NAME_OR_FOLDER"),
     ],
@@ -153,6 +156,62 @@ def test_export_writes_utf8_whatever_the_terminal(tmp_path):
     assert done.returncode == 0 and done.stdout.count(b"\n") == 1
     assert "é 漢 \u2028" in done.stdout.decode()
     assert json.loads(done.stdout)["messages"][0]["content"].startswith("é 漢 \u2028 ")
+
+
+EXPORTS = [
+    ("openai", "turns", 6),
+    ("messages", "turns", 6),
+    ("messages", "conversations", 2),
+    ("sharegpt", "turns", 6),
+    ("sharegpt", "conversations", 2),
+]
+
+
+@pytest.mark.parametrize(("form", "unit", "count"), EXPORTS)
+def test_export_of_each_form(capfd, tmp_path, form, unit, count):
+    argv = ["export", *SHORT, "--format", form, "--unit", unit]
+    rows = list(export_turns(SHORT, format=form, unit=unit))
+    assert len(rows) == count
+    capfd.readouterr()
+    status, out, err = run(capfd, *argv)
+    assert (status, err) == (0, "") and [json.loads(line) for line in out.splitlines()] == rows
+    status, out, err = run(capfd, *argv, "--out", str(tmp_path / "rows.PARQUET"))
+    assert (status, out) == (0, "") and err.count("2 session files") == 1 and "%" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.PARQUET"]
+    loaded = Dataset.from_parquet(str(tmp_path / "rows.PARQUET"), cache_dir=str(tmp_path / "cache"))
+    assert list(loaded) == rows
+
+
+def test_parquet_is_complete_or_not_there(capfd, tmp_path):
+    out = tmp_path / "turns.parquet"
+    argv = ["export", "--format", "messages", "--out", str(out), *SHORT]
+    assert run(capfd, *argv)[0] == 0
+    before = out.read_bytes()
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("no session\n")
+    for unit in ("turns", "conversations"):
+        status, _, err = run(capfd, *argv, str(bad), "--strict", "--unit", unit)
+        assert status == 1 and f"{bad}" in err
+        assert out.read_bytes() == before and len(list(tmp_path.iterdir())) == 2
+        status, _, err = run(capfd, *argv, str(bad), "--unit", unit)
+        assert status == 0 and err.count("files skipped: 1 x") == 1
+        status, _, err = run(capfd, "export", str(bad), "--format", "messages", "--unit", unit)
+        assert status == 1 and err.count("files skipped: 1 x") == 1
+        run(capfd, *argv)
+
+
+def test_export_keeps_images_where_it_is_asked_to(capfd, tmp_path):
+    builder = SessionBuilder()
+    builder.user([{"type": "text", "text": "See"}, image()])
+    builder.assistant("A dot.")
+    path = str(builder.write(tmp_path / "s.jsonl"))
+    shown = {
+        (*form, *images): "data:image/png;base64,aGk=" in run(capfd, "export", path, *form, *images)[1]
+        for form in ([], ["--format", "messages"], ["--format", "messages", "--unit", "conversations"])
+        for images in ([], ["--images", "keep"], ["--images", "placeholder"])
+    }
+    kept = [options for options, with_image in shown.items() if with_image]
+    assert len(shown) == 9 and kept == [(), *(options for options in shown if options[-1:] == ("keep",))]
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason="needs the pi corpus in ../shared/pi/corpus")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from dagpack_hf import __version__
-from dagpack_hf.cli import demo, export, pack, stats, train
+from dagpack_hf.cli import demo, export, pack, record, stats, train
 from dagpack_hf.cli.arguments import HelpFormatter, UsageError
 
 __all__ = ["main"]
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"dagpack {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (demo, stats, export, pack, train):
+    for module in (demo, stats, export, pack, train, record):
         module.add_parser(commands)
     return parser
 

@@ -13,10 +13,11 @@ Cost: one link for each entry, plus one path for each compaction and each edit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dagpack_hf.pi.stored import StoredContent
 from dagpack_hf.pi.tree import EntryTree
 
 COMPACTION_SUMMARY = (
@@ -26,6 +27,9 @@ BRANCH_SUMMARY = (
     "The following is a summary of a branch that this conversation came back from:\n\n<summary>\n{}</summary>"
 )
 _EDITABLE = ("user", "assistant", "toolResult", "custom")
+_SETTINGS = frozenset(("custom", "label", "model_change", "thinking_level_change", "session_info", "usage"))
+_CHAT = frozenset(("user", "assistant", "toolResult"))
+_AS_STORED = frozenset((*_EDITABLE, "system"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +86,6 @@ class SystemPrompt:
 NO_SYSTEM_PROMPT = SystemPrompt()
 
 
-@dataclass(frozen=True, eq=False)
 class Context:
     """The last item of a context, linked to the items before it.
 
@@ -93,10 +96,13 @@ class Context:
         system: The system prompt after this item.
     """
 
-    parent: Context | None
-    message: Mapping[str, Any]
-    entry: str
-    system: SystemPrompt
+    __slots__ = ("entry", "message", "parent", "system")
+
+    def __init__(self, parent: Context | None, message: Mapping[str, Any], entry: str, system: SystemPrompt) -> None:
+        self.parent = parent
+        self.message = message
+        self.entry = entry
+        self.system = system
 
     def items(self) -> list[Context]:
         """Return the items from the first to this one."""
@@ -135,16 +141,19 @@ class ContextBuilder:
         context = self._contexts[index]
         for step in reversed(pending):
             entry = self._tree.entries[step]
-            if entry["type"] in ("compaction", "context_edit") or entry["id"] in self._edited:
-                context = self._project(self._tree.path(step))
+            kind = entry["type"]
+            if kind in _SETTINGS:
+                pass
+            elif kind in ("compaction", "context_edit") or entry["id"] in self._edited:
+                context = self._project(step)
             else:
                 context = self._extend(context, step, -1)
             self._contexts[step] = context
         return context
 
-    def _project(self, path: list[int]) -> Context | None:
+    def _project(self, leaf: int) -> Context | None:
         """Build the context of a path from nothing."""
-        selected = self._selected(path)
+        selected = self._selected(leaf)
         edits: dict[str, int] = {}
         for index in selected:
             target = self._tree.entries[index].get("targetId")
@@ -157,17 +166,28 @@ class ContextBuilder:
                 context = self._extend(context, index, edits.get(entry["id"], -1))
         return context
 
-    def _selected(self, path: list[int]) -> list[int]:
+    def _selected(self, leaf: int) -> list[int]:
         """Return the entries that count: all, or the last compaction, what it kept, and what came after."""
-        entries = self._tree.entries
-        compactions = [place for place, index in enumerate(path) if entries[index]["type"] == "compaction"]
-        last = compactions[-1] if compactions else -1
-        if last < 0:
-            return path
-        kept_id = entries[path[last]].get("firstKeptEntryId")
-        first = next((place for place in range(last) if entries[path[place]]["id"] == kept_id), last)
-        kept = [index for index in path[first:last] if _role(entries[index]) != "system"]
-        return [path[last], *kept, *path[last + 1 :]]
+        entries, parents = self._tree.entries, self._tree.parents
+        after: list[int] = []
+        index = leaf
+        while index >= 0 and entries[index]["type"] != "compaction":
+            after.append(index)
+            index = parents[index]
+        if index < 0:
+            return after[::-1]
+        compaction = index
+        kept_id = entries[compaction].get("firstKeptEntryId")
+        kept: list[int] = []
+        found = 0
+        while (index := parents[index]) >= 0:
+            kept.append(index)
+            if entries[index]["id"] == kept_id:
+                found = len(kept)  # of several entries with this id the first on the path counts
+                if kept_id not in self._tree.duplicates:
+                    break
+        kept = [index for index in kept[:found] if _role(entries[index]) != "system"]
+        return [compaction, *kept[::-1], *after[::-1]]
 
     def _extend(self, context: Context | None, index: int, edit: int) -> Context | None:
         entry = self._tree.entries[index]
@@ -188,33 +208,38 @@ def _role(entry: Mapping[str, Any]) -> str | None:
     return entry["message"]["role"] if entry["type"] == "message" else None
 
 
-def _entry_messages(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield what one entry adds to a context; roles other than the model's own still under pi's names."""
+def _entry_messages(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return what one entry adds to a context; roles other than the model's own still under pi's names."""
     kind = entry["type"]
     if kind == "message":
-        yield from _known(entry["message"])
-    elif kind == "custom_message":
-        yield {"role": "custom", "content": entry.get("content")}
-    elif kind == "branch_summary" and entry.get("summary"):
-        yield {"role": "summary", "content": BRANCH_SUMMARY.format(entry["summary"])}
-    elif kind == "compaction":
-        if isinstance(entry.get("systemMessage"), Mapping):
-            yield {**entry["systemMessage"], "role": "system"}
-        yield {"role": "summary", "content": COMPACTION_SUMMARY.format(entry.get("summary") or "")}
+        return _known(entry["message"])
+    if kind == "custom_message":
+        return [{"role": "custom", "content": entry.get("content")}]
+    if kind == "branch_summary" and entry.get("summary"):
+        return [_summary(BRANCH_SUMMARY, entry)]
+    if kind == "compaction":
+        system = entry.get("systemMessage")
+        replayed = [{**system, "role": "system"}] if isinstance(system, Mapping) else []
+        return [*replayed, _summary(COMPACTION_SUMMARY, entry)]
+    return ()
 
 
-def _known(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a stored message if it is of a kind that reaches the model."""
+def _known(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return a stored message if it is of a kind that reaches the model."""
     role = message["role"]
-    if role == "bashExecution":
-        if not message.get("excludeFromContext"):
-            yield {"role": "summary", "content": _shell_text(message)}
-    elif role in ("system", *_EDITABLE):
-        yield message
-    elif role == "branchSummary":
-        yield {"role": "summary", "content": BRANCH_SUMMARY.format(message.get("summary") or "")}
-    elif role == "compactionSummary":
-        yield {"role": "summary", "content": COMPACTION_SUMMARY.format(message.get("summary") or "")}
+    if role in _AS_STORED:
+        return (message,)
+    if role == "bashExecution" and not message.get("excludeFromContext"):
+        return [{"role": "summary", "content": _shell_text(message)}]
+    if role == "branchSummary":
+        return [_summary(BRANCH_SUMMARY, message)]
+    if role == "compactionSummary":
+        return [_summary(COMPACTION_SUMMARY, message)]
+    return ()
+
+
+def _summary(form: str, source: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": "summary", "content": form.format(source.get("summary") or "")}
 
 
 def _replaced(message: Mapping[str, Any], replacement: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -226,6 +251,8 @@ def _replaced(message: Mapping[str, Any], replacement: Mapping[str, Any]) -> Map
 def _linked(context: Context | None, message: Mapping[str, Any], entry: str) -> Context:
     """Append a message; text that pi wraps itself, and custom messages, become a user message of text blocks."""
     role, content = message["role"], message.get("content")
+    if role in _CHAT and type(content) in (list, StoredContent):
+        return Context(context, message, entry, NO_SYSTEM_PROMPT if context is None else context.system)
     if role in ("summary", "custom"):
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         message = {"role": "user", "content": blocks}
@@ -249,20 +276,22 @@ def _shell_text(message: Mapping[str, Any]) -> str:
 
 def blocks(content: Any) -> list[Mapping[str, Any]]:
     """Return the content blocks of a message; what is no block is left out."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
+    if type(content) is list:
+        return [block for block in content if type(block) is dict]
+    if isinstance(content, StoredContent):
+        return blocks(content.read())
+    return [{"type": "text", "text": content}] if isinstance(content, str) else []
 
 
 def block_text(block: Mapping[str, Any], key: str = "text") -> str:
     """Return a block's text, empty if it has none."""
     text = block.get(key)
-    return text if isinstance(text, str) else ""
+    return text if type(text) is str else ""
 
 
 def content_text(content: Any) -> str:
     """Join the text blocks of a content with newlines."""
-    return "\n".join(block_text(block) for block in blocks(content) if block.get("type") == "text")
+    return "\n".join([block_text(block) for block in blocks(content) if block.get("type") == "text"])
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -1,23 +1,35 @@
-r"""Session file -> header and entries, with every line that could not be used listed by file, line and reason.
+"""Session file -> header and entries, with everything that could not be used listed by file, line and reason.
 
-The format is version 3 of pi's sessions: one JSON object per line, the first one the header. The version number says
-little (pi changed the content without changing it), so nothing is inferred from it beyond refusing the versions that
-need a migration first. Lines end at `\n` alone: pi writes U+2028 and U+0085 raw inside strings.
+All versions of pi's sessions are read: 1 and 2 are migrated in memory as pi does on disk, and from 3 on the number
+says little (pi changed the content without changing it), so nothing is inferred from it. Files that pi refuses or
+loses are read where their meaning is plain: a header that is late, doubled, without an id or missing (the id is then
+taken from the file's name), and a title line before it, as oh-my-pi writes. The files of pi-agent-core's own harness
+(version 4, lines with `kind`) are another format and are refused.
 
-A bad line costs that line. Only a file without a usable header is refused as a whole.
-
-Cost: the file is read line by line; the text of one line is held at a time, the decoded entries are kept.
+Cost: the text of one line at a time; the decoded entries are kept, without images unless the caller wants them, and
+without what never reaches a model, such as costs and the `details` of tool results.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-CURRENT_VERSION = 3
+from dagpack_hf.pi.images import Places, drop_images, refer_to_images
+from dagpack_hf.pi.lines import ENTRY_TYPES, Problem, read_values
+from dagpack_hf.pi.migrate import CURRENT_VERSION, migrate, version_number
+from dagpack_hf.pi.stored import OFFSET, Source, StoredContent
+
+__all__ = ["Problem", "SessionError", "SessionFile", "read_session"]
+
+_PATIENCE = 32
+"""Values without a header or an entry after which a file is taken for something else."""
+_ROLES = ("user", "assistant", "toolResult")
+_LONG = 65536
+"""Bytes of a line above which the content of its message is read again when it is needed."""
+_FILE_ID = re.compile(r"_([A-Za-z0-9._-]+)$")
 
 
 class SessionError(ValueError):
@@ -35,20 +47,8 @@ class SessionError(ValueError):
         self.line = line
         self.reason = reason
 
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong in a file.
-
-    Attributes:
-        line: Line number from 1.
-        reason: What is wrong.
-        skipped: Whether the line was left out; `False` if it was repaired or used in part.
-    """
-
-    line: int
-    reason: str
-    skipped: bool = True
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SessionError, (self.path, self.line, self.reason)
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class SessionFile:
         entries: The entries in file order; each has a string `id` and a string `type`.
         lines: Line number of each entry.
         problems: What is wrong in the file, in line order.
+        images: Where the images are that entries refer to.
+        source: Where contents can be read again that were let go of.
     """
 
     path: str
@@ -68,6 +70,8 @@ class SessionFile:
     entries: list[dict[str, Any]]
     lines: list[int]
     problems: list[Problem]
+    images: Places = field(default_factory=dict)
+    source: Source | None = None
 
     @property
     def session_id(self) -> str:
@@ -80,93 +84,188 @@ class SessionFile:
         cwd = self.header.get("cwd")
         return cwd if isinstance(cwd, str) else None
 
+    @property
+    def name(self) -> str | None:
+        """The name its user gave to the session last, if any."""
+        for entry in reversed(self.entries):
+            if entry["type"] == "session_info" and isinstance(entry.get("name"), str):
+                return entry["name"]
+        title = self.header.get("title")
+        return title if isinstance(title, str) else None
 
-def read_session(path: str | Path) -> SessionFile:
+
+def read_session(path: str | Path, *, images: Literal["inline", "reference", "drop"] = "inline") -> SessionFile:
     """Read one session file.
 
     Args:
         path: The file.
+        images: What stays of the data of images: all (`"inline"`), a reference that `images.ImageStore` resolves, or
+            nothing. In the last two cases long contents are not kept in memory but read again, as `StoredContent`.
 
     Returns:
         Header, entries and problems.
 
     Raises:
-        SessionError: If the file has no session header of a version that can be read.
+        SessionError: If the file is no pi session.
         OSError: If the file cannot be read.
     """
     problems: list[Problem] = []
-    header: dict[str, Any] | None = None
+    places: Places = {}
+    source = Source(str(path), images)
+    beginning = _Beginning(path)
     entries: list[dict[str, Any]] = []
     lines: list[int] = []
-    for number, value in _parsed_lines(path, problems):
-        if header is None:
-            header = _checked_header(path, number, value)
-            continue
-        reason = _fault(value)
-        if reason is not None:
-            problems.append(Problem(number, reason))
-            continue
-        entries.append(value)
-        lines.append(number)
-    if header is None:
-        raise SessionError(path, None, "no session header: the file is empty or holds no JSON line")
-    return SessionFile(str(path), header, entries, lines, problems)
+    last = -1
+    for number, offset, length, value in read_values(path, problems):
+        if type(value) is dict:
+            message = value.get("message")
+            if type(message) is dict:
+                _forget(message)
+            if images == "inline":
+                found = 0
+            elif images == "drop":
+                found = drop_images(value)
+            else:
+                found = refer_to_images(value, offset, places)
+            if type(message) is dict and offset != last and images != "inline":
+                message[OFFSET] = offset
+                if length > _LONG and not found and message.get("role") in _ROLES:
+                    message["content"] = StoredContent(source, offset)
+            last = offset
+        if beginning.current:
+            reason = _fault(value)
+            if reason is None:
+                entries.append(value)
+                lines.append(number)
+            else:
+                problems.append(Problem(number, reason))
+        else:
+            beginning.add(number, value)
+    header = beginning.finish(problems)
+    if beginning.values:
+        kept = [(number, value, _fault(value)) for number, value in beginning.values]
+        problems += [Problem(number, reason) for number, _, reason in kept if reason is not None]
+        entries = [value for _, value, reason in kept if reason is None] + entries
+        lines = [number for number, _, reason in kept if reason is None] + lines
+    problems.sort(key=lambda problem: problem.line)
+    return SessionFile(str(path), header, entries, lines, problems, places, source)
 
 
-def _parsed_lines(path: str | Path, problems: list[Problem]) -> Iterator[tuple[int, Any]]:
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
-            if number == 1:
-                raw = raw.removeprefix(b"\xef\xbb\xbf")
-            if not raw.strip():
-                continue
-            try:
-                text = raw.decode()
-            except UnicodeDecodeError:
-                text = raw.decode(errors="replace")
-                problems.append(Problem(number, "invalid UTF-8, replaced by U+FFFD", skipped=False))
-            try:
-                value = json.loads(text, parse_constant=_refuse_constant)
-            except (ValueError, RecursionError):
-                torn = not raw.endswith(b"\n")
-                problems.append(Problem(number, "torn last line" if torn else "not JSON"))
-                continue
-            yield number, value
+class _Beginning:
+    """The values of a file until its header shows that they need no migration; all values if they do.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        current: Whether a header of version 3 or later has been read.
+        values: Line number and value of what came before it and is no header.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.current = False
+        self.values: list[tuple[int, Any]] = []
+        self._path = path
+        self._header: dict[str, Any] | None = None
+        self._header_line = 0
+        self._header_place = 0
+        self._title: Any = None
+        self._is_session = False
+
+    def add(self, number: int, value: Any) -> None:
+        """Take the next value of the file."""
+        if type(value) is dict and self._header is None:
+            kind = value.get("type")
+            if kind == "session":
+                self._header, self._header_line, self._header_place = value, number, len(self.values)
+                self._is_session = True
+                version = version_number(value)
+                self.current = version is None or version >= CURRENT_VERSION
+                return
+            if kind == "title" and not self.values and "id" not in value:
+                self._title = value.get("title")
+                return
+            if not self._is_session:
+                _refuse_harness(self._path, number, value)
+                self._is_session = kind in ENTRY_TYPES and "parentId" in value and isinstance(value.get("id"), str)
+        self.values.append((number, value))
+        if not self._is_session and len(self.values) >= _PATIENCE:
+            self._refuse()
+
+    def finish(self, problems: list[Problem]) -> dict[str, Any]:
+        """Return the header, once all values are read; migrate them if they are old, and note what was assumed."""
+        if not self._is_session:
+            self._refuse()
+        header = self._checked_header(problems)
+        version = version_number(header)
+        if version is not None and version < CURRENT_VERSION:
+            values = [value for _, value in self.values]
+            if version < 2 and any(isinstance(value, dict) and "parentId" in value for value in values):
+                reason = "entries have parents but the header no version: linked in file order, as pi does"
+                problems.append(Problem(self._header_line, reason, skipped=False))
+            values.insert(self._header_place, header)
+            migrate(values, version)
+        return header if self._title is None else {**header, "title": self._title}
+
+    def _refuse(self) -> None:
+        found = "neither a session header nor an entry of a session" if self.values else "the file holds no JSON line"
+        raise SessionError(self._path, None, f"not a pi session: {found}")
+
+    def _checked_header(self, problems: list[Problem]) -> dict[str, Any]:
+        """Return a header with an id."""
+        if self._header is None:
+            reason = "no session header; read as version 3, id from the file's name"
+            problems.append(Problem(self.values[0][0], reason, skipped=False))
+            return {"type": "session", "version": CURRENT_VERSION, "id": _id_from_name(self._path)}
+        header = self._header
+        found = []
+        if self._header_place:
+            found.append("session header is not the first line")
+        if not isinstance(header.get("id"), str):
+            found.append("session header without an id; taken from the file's name")
+            header = {**header, "id": _id_from_name(self._path)}
+        if version_number(header) is None:
+            found.append("version in the header is no number; read as version 3")
+        problems += [Problem(self._header_line, reason, skipped=False) for reason in found]
+        return header
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _checked_header(path: str | Path, number: int, value: Any) -> dict[str, Any]:
-    if isinstance(value, dict) and value.get("kind") == "header":
-        raise SessionError(path, number, "written by pi-agent-core's own harness (version 4), not a pi session")
-    if not isinstance(value, dict) or value.get("type") != "session" or not isinstance(value.get("id"), str):
-        raise SessionError(path, number, "not a pi session: the first JSON line is no session header with an id")
-    version = value.get("version", 1)
-    if version in (1, 2):
-        reason = f"session version {version} is older than {CURRENT_VERSION}: open it once in pi, which migrates it"
+def _refuse_harness(path: str | Path, number: int, value: dict[str, Any]) -> None:
+    if value.get("kind") == "header":
+        reason = "written by pi-agent-core's own harness (version 4), not by pi: another format, which is not read"
         raise SessionError(path, number, reason)
-    try:
-        known = float(version) >= CURRENT_VERSION
-    except (TypeError, ValueError):
-        known = False
-    if not known:
-        raise SessionError(path, number, "session header with a version that is no known number")
-    return value
+
+
+def _id_from_name(path: str | Path) -> str:
+    stem = Path(path).stem
+    match = _FILE_ID.search(stem)
+    return match[1] if match else stem
 
 
 def _fault(entry: Any) -> str | None:
     """Say why a line cannot be an entry, or return `None`."""
-    if not isinstance(entry, dict):
+    if type(entry) is not dict:
         return "not a JSON object"
-    if not isinstance(entry.get("type"), str):
+    kind = entry.get("type")
+    if type(kind) is not str:
         return "entry without a type"
-    if entry["type"] == "session":
+    if kind == "session":
         return "second session header"
-    if not isinstance(entry.get("id"), str):
+    if type(entry.get("id")) is not str:
         return "entry without an id"
-    message = entry.get("message")
-    if entry["type"] == "message" and not (isinstance(message, dict) and isinstance(message.get("role"), str)):
-        return "message entry without a message that has a role"
+    if kind == "message":
+        message = entry.get("message")
+        if type(message) is not dict or type(message.get("role")) is not str:
+            return "message entry without a message that has a role"
     return None
+
+
+def _forget(message: dict[str, Any]) -> None:
+    """Drop the bulk of what never reaches a model, all but the mark of an image that a model could not take."""
+    message.pop("usage", None)
+    message.pop("responseId", None)
+    message.pop("timestamp", None)
+    message.pop("nestedCalls", None)
+    details = message.pop("details", None)
+    if type(details) is dict and "imageUnsupportedByModel" in details:
+        message["details"] = {"imageUnsupportedByModel": details["imageUnsupportedByModel"]}

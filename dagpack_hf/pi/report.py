@@ -31,7 +31,7 @@ class LoadReport:
     entries: int = 0
     skipped_lines: dict[str, int] = field(default_factory=dict)
     repaired_lines: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
     turns: int = 0
     targets: int = 0
     untrained_turns: dict[str, int] = field(default_factory=dict)
@@ -83,6 +83,15 @@ class Tally:
     duplicate_turns: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
+    def add(self, other: Tally) -> None:
+        """Add the counts of another tally, which come after those of this one."""
+        for name, value in vars(other).items():
+            if name != "examples":
+                setattr(self, name, getattr(self, name) + value)
+        for reason, places in other.examples.items():
+            mine = self.examples.setdefault(reason, [])
+            mine += places[: _EXAMPLES - len(mine)]
+
     def note(self, counts: Counter[str], reason: str, place: str) -> None:
         """Count one thing that is wrong, and keep its place if it is among the first of its kind."""
         counts[reason] += 1
@@ -98,7 +107,7 @@ class Tally:
             entries=self.entries,
             skipped_lines=dict(self.skipped_lines),
             repaired_lines=dict(self.repaired_lines),
-            examples={reason: tuple(places) for reason, places in self.examples.items()},
+            examples={reason: list(places) for reason, places in self.examples.items()},
             turns=self.turns,
             targets=self.targets,
             untrained_turns=dict(self.untrained_turns),

@@ -25,11 +25,13 @@ class EntryTree:
     Attributes:
         entries: The entries in file order.
         parents: For each entry the index of its parent, -1 for a root.
+        duplicates: Ids that several entries have.
         problems: Missing parents, duplicate ids and cycles, by line; none of them costs an entry.
     """
 
     entries: list[dict[str, Any]]
     parents: list[int]
+    duplicates: set[str]
     problems: list[Problem]
 
     def path(self, index: int) -> list[int]:
@@ -56,32 +58,42 @@ def build_tree(session: SessionFile) -> EntryTree:
     Returns:
         A tree without cycles.
     """
+    first: dict[str, int] = {}
     positions: dict[str, list[int]] = {}
     problems: list[Problem] = []
     for index, entry in enumerate(session.entries):
-        same = positions.setdefault(entry["id"], [])
-        same.append(index)
-        if len(same) > 1:
+        earlier = first.setdefault(entry["id"], index)
+        if earlier != index:
+            positions.setdefault(entry["id"], [earlier]).append(index)
             problems.append(Problem(session.lines[index], "duplicate entry id", skipped=False))
     parents = []
     for index, entry in enumerate(session.entries):
-        parent = _parent(index, entry.get("parentId"), positions)
+        parent = _parent(index, entry.get("parentId"), first, positions)
         if parent is None:
             problems.append(Problem(session.lines[index], "parent is not in the file", skipped=False))
         parents.append(-1 if parent is None else parent)
     for index in _cut_cycles(parents):
         problems.append(Problem(session.lines[index], "entry is its own ancestor", skipped=False))
     problems.sort(key=lambda problem: problem.line)
-    return EntryTree(session.entries, parents, problems)
+    return EntryTree(session.entries, parents, set(positions), problems)
 
 
-def _parent(index: int, parent_id: Any, positions: dict[str, list[int]]) -> int | None:
-    """Return the parent's index, -1 for a root, `None` for one that is not there."""
+def _parent(index: int, parent_id: Any, first: dict[str, int], positions: dict[str, list[int]]) -> int | None:
+    """Return the parent's index, -1 for a root, `None` for one that is not there.
+
+    Args:
+        index: The entry.
+        parent_id: What it says its parent is.
+        first: For each id the first entry that has it.
+        positions: For each id that several entries have all of them.
+    """
     if parent_id is None or parent_id == "":
         return -1
-    same = positions.get(parent_id) if isinstance(parent_id, str) else None
-    if not same:
+    if type(parent_id) is not str:
         return None
+    if parent_id not in positions:
+        return first.get(parent_id)
+    same = positions[parent_id]
     before = bisect_left(same, index)
     return same[before - 1] if before else same[0]
 

@@ -1,14 +1,11 @@
 """Session files -> turns: one `Turn` for each assistant entry, with the request that produced it.
 
 All branches count, not only the one pi has its cursor on. Which turns are targets: replies that ended by themselves
-(`stop`, `toolUse`), each once, however many forked files repeat it. What a file does not say is decided here, once:
+(`stop`, `toolUse`) and that the caller selects, each once, however many forked files repeat it.
 
-    * A model takes images unless the file shows that it does not (a tool result that pi marked so, before or after
-      the turn), or the caller names it in `text_only_models`.
-    * A model gets later system messages folded into the first one, pi's default, unless the caller names it in
-      `system_update_models`.
-    * A request follows the rules of pi before 1.x if no system message is recorded above it (those files hold none)
-      and the reply lacks the duration that 1.x records.
+A request's system prompt and tools are, in this order: what the recorder extension wrote above the turn, unless a
+newer system message is above it; the system messages above it (pi since 0.86); an HTML export of the session; what
+the caller supplies.
 
 Cost: linear in entries for each file; the turns of a file share their messages.
 """
@@ -16,15 +13,14 @@ Cost: linear in entries for each file; the turns of a file share their messages.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple, TypeVar
 
 from datasets.utils import tqdm
 
-from dagpack_hf.conversations import Message, dumps
+from dagpack_hf.conversations import MessageTree, dumps, loads
 from dagpack_hf.pi.context import (
     NO_SYSTEM_PROMPT,
     Context,
@@ -35,19 +31,20 @@ from dagpack_hf.pi.context import (
     content_text,
     mapping,
 )
+from dagpack_hf.pi.images import ImageStore
+from dagpack_hf.pi.options import PathLike, ReadOptions, Selection, legacy_version
 from dagpack_hf.pi.reader import Problem, SessionError, SessionFile, read_session
+from dagpack_hf.pi.recorded import RECORD_TYPE, html_prompts, recorded_prompt
 from dagpack_hf.pi.report import Tally
 from dagpack_hf.pi.tree import EntryTree, build_tree
-from dagpack_hf.pi.wire import RequestModel, RequestWriter, model_key, reply
+from dagpack_hf.pi.wire import RequestModel, RequestWriter, model_key
 
-PathLike = str | os.PathLike[str]
-Images = Literal["placeholder", "keep"]
-TARGET_STOP_REASONS = ("stop", "toolUse")
+SAME_TURN = "same entry id and content as an earlier turn"
+Result = TypeVar("Result")
 _NO_IMAGES_NOTE = "[Current model does not support images"
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One assistant entry: the request, and the reply.
 
     Attributes:
@@ -60,10 +57,14 @@ class Turn:
         timestamp: Time of the entry, as stored (ISO 8601).
         stop_reason: `stop`, `toolUse`, `length`, `error`, `aborted`, or what else the file has.
         untrained: Why the turn is no target, `None` if it is one.
+        unprompted: Whether neither system prompt nor tools of the request are known.
+        tools_json: JSON text of the function schemas offered with the request, `None` if there are none or they are
+            not known.
+        tree: The messages of the session's requests and replies.
+        context: Last node of the request in `tree`, -1 for an empty request.
+        target: Node of the reply, which continues the request.
+        images: The session's images, if messages refer to them.
         duplicate: Whether an earlier file, or an earlier entry, holds the same turn.
-        tools: Function schemas offered with the request, `None` if there are none or the file does not say.
-        context: Last message of the request, linked to the ones before it.
-        target: The reply, linked to the request.
     """
 
     session: str
@@ -75,10 +76,13 @@ class Turn:
     timestamp: str | None
     stop_reason: str | None
     untrained: str | None
-    duplicate: bool
-    tools: list[dict[str, Any]] | None
-    context: Message | None
-    target: Message
+    unprompted: bool
+    tools_json: str | None
+    tree: MessageTree
+    context: int
+    target: int
+    images: ImageStore | None = None
+    duplicate: bool = False
 
     @property
     def trained(self) -> bool:
@@ -88,12 +92,18 @@ class Turn:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The request, as a fresh list in chat form; written out at each call."""
-        return [] if self.context is None else [link.content() for link in self.context.chain()]
+        text = self.tree.json(self.context)
+        return loads((text if self.images is None else self.images.restore(text)).decode())
 
     @property
     def reply(self) -> dict[str, Any]:
         """The reply, as a fresh message in chat form."""
-        return self.target.content()
+        return loads(self.tree.texts[self.tree.text_of[self.target]].decode())
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """The function schemas offered with the request, as a fresh list."""
+        return None if self.tools_json is None else loads(self.tools_json)
 
 
 def default_session_dir() -> Path:
@@ -146,31 +156,17 @@ def _files_under(folder: str) -> list[str]:
 def iter_turns(
     paths: PathLike | Iterable[PathLike] | None = None,
     *,
-    images: Images = "placeholder",
-    on_error: Literal["skip", "raise"] = "skip",
-    text_only_models: Collection[str] = (),
-    system_update_models: Collection[str] = (),
-    target_stop_reasons: Collection[str] = TARGET_STOP_REASONS,
-    system_prompt: str | Callable[[SessionFile], str | None] | None = None,
-    tools: Sequence[dict[str, Any]] | Callable[[SessionFile], Sequence[dict[str, Any]] | None] | None = None,
     progress: bool = False,
     tally: Tally | None = None,
+    **options: Any,
 ) -> Iterator[Turn]:
     """Yield every assistant entry of every file, in file order.
 
     Args:
         paths: As for `session_files`.
-        images: `"placeholder"` puts pi's placeholder text for every image, and each message's content is one string;
-            `"keep"` leaves images where the model of the turn takes them, and content of several parts stays a list.
-        on_error: `"skip"` leaves out what cannot be read and counts it; `"raise"` stops at the first such place.
-        text_only_models: Models without image input, as `model` or `provider/model`.
-        system_update_models: Models that accept system messages in mid-session, as `model` or `provider/model`.
-        target_stop_reasons: Stop reasons of turns that are targets; `length` is the one that may be added.
-        system_prompt: System prompt of turns for which the file records none (sessions of pi before 0.86, and the old
-            part of a session resumed since), or a function of the session that returns it.
-        tools: Their function schemas, or a function of the session that returns them.
         progress: Show a progress bar over the files (`datasets.disable_progress_bars()` hides it).
         tally: Where to count; a fresh one by default.
+        **options: The fields of `ReadOptions`.
 
     Yields:
         One turn for each assistant entry.
@@ -180,42 +176,89 @@ def iter_turns(
         SessionError: With `on_error="raise"`, for the first file or line that cannot be used.
         ValueError: If an option has an unknown value.
     """
-    if images not in ("placeholder", "keep"):
-        raise ValueError(f"images={images!r} is unknown: use 'placeholder' or 'keep'")
-    if on_error not in ("skip", "raise"):
-        raise ValueError(f"on_error={on_error!r} is unknown: use 'skip' or 'raise'")
-    if failed := {"error", "aborted"} & set(target_stop_reasons):
-        raise ValueError(f"target_stop_reasons holds {sorted(failed)}: a failed turn is never a target")
+    reading = ReadOptions(**options)
+    prompts = exported_prompts(reading)
     tally = tally or Tally()
     seen: set[bytes] = set()
-    for path in tqdm(session_files(paths), desc="Reading sessions", unit=" files", disable=not progress):
-        session = _read(path, on_error, tally)
-        if session is None:
-            continue
-        tree = build_tree(session)
-        _count(session, [*session.problems, *tree.problems], on_error, tally)
-        options = _ModelOptions(images, text_only_models, system_update_models)
-        unrecorded = _unrecorded(session, system_prompt, tools)
-        yield from _turns(session, tree, options, unrecorded, frozenset(target_stop_reasons), seen, tally)
+    files = session_files(paths)
+    for path in with_progress(files, files, disable=not progress):
+        for turn in file_turns(path, reading, prompts, tally):
+            if turn.untrained is None:
+                if _seen_before(turn, seen):
+                    turn = turn._replace(duplicate=True)
+                    tally.duplicate_turns[SAME_TURN] += 1
+                else:
+                    tally.targets += 1
+                    tally.unrecorded_prompts += turn.unprompted
+            yield turn
 
 
-def _read(path: str, on_error: str, tally: Tally) -> SessionFile | None:
+def exported_prompts(options: ReadOptions) -> dict[str, SystemPrompt]:
+    """Return prompts and tools by session id, from the HTML exports the caller names."""
+    exports = options.html_exports
+    if exports is None:
+        return {}
+    return html_prompts([exports] if isinstance(exports, str | os.PathLike) else exports)
+
+
+def with_progress(files: Sequence[str], results: Iterable[Result], *, disable: bool) -> Iterator[Result]:
+    """Yield one result for each file, with a bar that moves by bytes.
+
+    Args:
+        files: Paths of files.
+        results: As many.
+        disable: Show nothing.
+    """
+    sizes = [_size(path) for path in files]
+    with tqdm(total=sum(sizes), desc="Reading sessions", unit="B", unit_scale=True, disable=disable) as bar:
+        for result, size in zip(results, sizes, strict=True):
+            yield result
+            bar.update(size)
+
+
+def _size(path: str) -> int:
     try:
-        return read_session(path)
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def file_turns(path: str, options: ReadOptions, prompts: Mapping[str, SystemPrompt], tally: Tally) -> Iterator[Turn]:
+    """Yield every assistant entry of one file.
+
+    Args:
+        path: The file.
+        options: How to read it.
+        prompts: Prompts and tools by session id, for turns that record none.
+        tally: Where to count what was read and what was left out; targets are counted by the caller, who knows which
+            turns came up before.
+    """
+    session = _read(path, options, tally)
+    if session is None:
+        return
+    tree = build_tree(session)
+    _count(session, [*session.problems, *tree.problems], options, tally)
+    unrecorded = prompts.get(session.session_id) or _supplied(session, options)
+    yield from _turns(session, tree, options, unrecorded, tally)
+
+
+def _read(path: str, options: ReadOptions, tally: Tally) -> SessionFile | None:
+    try:
+        return read_session(path, images="drop" if options.images == "placeholder" else "reference")
     except SessionError as error:
-        if on_error == "raise":
+        if options.on_error == "raise":
             raise
         tally.note(tally.skipped_files, error.reason, path if error.line is None else f"{path}:{error.line}")
     except OSError as error:
-        if on_error == "raise":
+        if options.on_error == "raise":
             raise
         tally.note(tally.skipped_files, f"cannot be read: {error.strerror}", path)
     return None
 
 
-def _count(session: SessionFile, problems: Iterable[Problem], on_error: str, tally: Tally) -> None:
+def _count(session: SessionFile, problems: Iterable[Problem], options: ReadOptions, tally: Tally) -> None:
     for problem in problems:
-        if problem.skipped and on_error == "raise":
+        if problem.skipped and options.on_error == "raise":
             raise SessionError(session.path, problem.line, problem.reason)
         counts = tally.skipped_lines if problem.skipped else tally.repaired_lines
         tally.note(counts, problem.reason, f"{session.path}:{problem.line}")
@@ -223,97 +266,146 @@ def _count(session: SessionFile, problems: Iterable[Problem], on_error: str, tal
     tally.entries += len(session.entries)
 
 
-def _unrecorded(
-    session: SessionFile,
-    system_prompt: str | Callable[[SessionFile], str | None] | None,
-    tools: Sequence[dict[str, Any]] | Callable[[SessionFile], Sequence[dict[str, Any]] | None] | None,
-) -> SystemPrompt:
-    """Return the prompt and tools for requests of a file that it does not record."""
-    text = system_prompt(session) if callable(system_prompt) else system_prompt
-    schemas = tools(session) if callable(tools) else tools
+def _supplied(session: SessionFile, options: ReadOptions) -> SystemPrompt:
+    """Return the prompt and tools that the caller supplies for requests of a file that it does not record."""
+    text = options.system_prompt(session) if callable(options.system_prompt) else options.system_prompt
+    schemas = options.tools(session) if callable(options.tools) else options.tools
     functions = [schema.get("function", schema) for schema in schemas or ()]
     if not text and not functions:
         return NO_SYSTEM_PROMPT
     return SystemPrompt((text,) if text else (), tools={function["name"]: function for function in functions})
 
 
-@dataclass(frozen=True)
-class _ModelOptions:
-    """What the caller says about models."""
+class _Models:
+    """The request model of each assistant message.
 
-    images: Images
-    text_only: Collection[str]
-    system_updates: Collection[str]
+    Args:
+        options: What the caller says about models.
+        tree: The entries, which show what models cannot take.
+    """
 
-    def model(self, message: dict[str, Any], context: Context | None, text_only: set[str]) -> RequestModel:
-        """Return the request model of an assistant message."""
-        provider, api, name = model_key(message)
-        full = f"{provider}/{name}"
-        keep = self.images == "keep"
-        recorded = context is not None and bool(context.system.entries)
-        return RequestModel(
-            provider,
-            api,
-            name,
-            images=keep and not {name, full} & (text_only | set(self.text_only)),
-            parts=keep,
-            system_updates=bool({name, full} & set(self.system_updates)),
-            legacy=not recorded and "durationMs" not in message,
-        )
+    def __init__(self, options: ReadOptions, tree: EntryTree) -> None:
+        self._keep = options.images != "placeholder"
+        self._text_only = {*options.text_only_models, *(_text_only_models(tree) if self._keep else ())}
+        self._system_updates = set(options.system_update_models)
+        self._legacy = None if options.pi_version is None else legacy_version(options.pi_version)
+        self._known: dict[tuple[tuple[str, str, str], bool], RequestModel] = {}
+
+    def of(self, message: Mapping[str, Any], context: Context | None) -> RequestModel:
+        legacy = self._legacy
+        if legacy is None:
+            recorded = context is not None and bool(context.system.entries)
+            legacy = not recorded and "durationMs" not in message
+        key = model_key(message)
+        model = self._known.get((key, legacy))
+        if model is None:
+            names = {key[2], f"{key[0]}/{key[2]}"}
+            model = self._known[key, legacy] = RequestModel(
+                *key,
+                images=self._keep and not names & self._text_only,
+                parts=self._keep,
+                system_updates=bool(names & self._system_updates),
+                legacy=legacy,
+            )
+        return model
 
 
 def _turns(
-    session: SessionFile,
-    tree: EntryTree,
-    options: _ModelOptions,
-    unrecorded: SystemPrompt,
-    target_stop_reasons: Collection[str],
-    seen: set[bytes],
-    tally: Tally,
+    session: SessionFile, tree: EntryTree, options: ReadOptions, unrecorded: SystemPrompt, tally: Tally
 ) -> Iterator[Turn]:
+    messages = MessageTree()
     contexts = ContextBuilder(tree)
-    writer = RequestWriter(unrecorded)
-    text_only = _text_only_models(tree)
+    writer = RequestWriter(messages, session.source)
+    models = _Models(options, tree)
+    selection = Selection(options, session, tree.parents)
+    recorded = _recorded(tree)
+    images = ImageStore(session.path, session.images) if options.images == "keep" and session.images else None
+    tool_texts: dict[SystemPrompt, str | None] = {}
     for index, entry in enumerate(tree.entries):
         if entry["type"] != "message" or entry["message"]["role"] != "assistant":
             continue
         message = entry["message"]
         context = contexts.at(tree.parents[index])
-        request = writer.request(context, options.model(message, context, text_only))
-        provider, _, name = model_key(message)
+        model = models.of(message, context)
+        system = NO_SYSTEM_PROMPT if context is None else context.system
+        if not (model.system_updates and system.entries):
+            system = recorded(index) or system
+        if not system.entries:
+            system = unrecorded
+        if system not in tool_texts:
+            schemas = system.schemas()
+            tool_texts[system] = None if schemas is None else dumps(schemas)
+        request = writer.request(context, model, system)
         stop_reason = message.get("stopReason")
-        untrained = None if stop_reason in target_stop_reasons else f"stop reason {stop_reason}"
-        turn = Turn(
+        timestamp = entry.get("timestamp")
+        untrained: str | None = None
+        if type(stop_reason) is not str or stop_reason not in options.target_stop_reasons:
+            untrained = f"stop reason {stop_reason}"
+        else:
+            untrained = selection.unwanted(index, model.provider, model.name, timestamp)
+        tally.turns += 1
+        if untrained is not None:
+            tally.untrained_turns[untrained] += 1
+        yield Turn(
             session=session.path,
             session_id=session.session_id,
             cwd=session.cwd,
             entry=entry["id"],
-            provider=provider,
-            model=name,
-            timestamp=entry["timestamp"] if isinstance(entry.get("timestamp"), str) else None,
-            stop_reason=stop_reason if isinstance(stop_reason, str) else None,
+            provider=model.provider,
+            model=model.name,
+            timestamp=timestamp if type(timestamp) is str else None,
+            stop_reason=stop_reason if type(stop_reason) is str else None,
             untrained=untrained,
-            duplicate=_seen_before(entry, seen),
-            tools=writer.system_prompt(context).schemas(),
+            unprompted=system is NO_SYSTEM_PROMPT,
+            tools_json=tool_texts[system],
+            tree=messages,
             context=request,
-            target=reply(message, entry["id"], request),
+            target=writer.reply(message, entry["id"], request),
+            images=images,
         )
-        tally.turns += 1
-        if untrained is not None:
-            tally.untrained_turns[untrained] += 1
-        elif turn.duplicate:
-            tally.duplicate_turns["same entry id and content as an earlier turn"] += 1
-        else:
-            tally.targets += 1
-            tally.unrecorded_prompts += writer.system_prompt(context) is NO_SYSTEM_PROMPT
-        yield turn
 
 
-def _seen_before(entry: dict[str, Any], seen: set[bytes]) -> bool:
+def _recorded(tree: EntryTree) -> Callable[[int], SystemPrompt | None]:
+    """Return a function that gives the prompt which the recorder wrote last above an entry, if it is current."""
+    records: dict[int, SystemPrompt | None] = {
+        index: recorded_prompt(entry)
+        for index, entry in enumerate(tree.entries)
+        if entry["type"] == "custom" and entry.get("customType") == RECORD_TYPE
+    }
+    records = {-1: None, **{index: prompt for index, prompt in records.items() if prompt is not None}}
+    if len(records) == 1:
+        return lambda index: None
+    for index, entry in enumerate(tree.entries):
+        if _has_system_message(entry):
+            records[index] = None
+
+    def above(index: int) -> SystemPrompt | None:
+        path = []
+        while index not in records:
+            path.append(index)
+            index = tree.parents[index]
+        prompt = records[index]
+        records.update(dict.fromkeys(path, prompt))
+        return prompt
+
+    return above
+
+
+def _has_system_message(entry: Mapping[str, Any]) -> bool:
+    if entry["type"] == "message":
+        return entry["message"]["role"] == "system"
+    return entry["type"] == "compaction" and isinstance(entry.get("systemMessage"), dict)
+
+
+def turn_key(turn: Turn) -> str:
+    """Return what, together with the reply, makes two turns the same turn."""
+    return f"{turn.stop_reason} {turn.entry}\n"
+
+
+def _seen_before(turn: Turn, seen: set[bytes]) -> bool:
     """Say whether a turn of this entry id and content came up before, and remember it."""
-    message = entry["message"]
-    content = [entry["id"], message.get("stopReason"), message.get("content")]
-    digest = blake2b(dumps(content).encode(), digest_size=16).digest()
+    content = turn.tree.texts[turn.tree.text_of[turn.target]]
+    digest = blake2b(turn_key(turn).encode("utf-8", "surrogatepass") + content, digest_size=16).digest()
     if digest in seen:
         return True
     seen.add(digest)

@@ -13,20 +13,24 @@ Lone surrogates, which no tokenizer takes, are in no message; pi drops them from
 
 Design: a fold over the context with an immutable state. Every state is remembered with the context item it belongs to,
 so a turn costs what its branch adds, not its whole path. What a request needs at its end (answers to open calls,
-pending images) is appended to a state without changing it.
+pending images) is appended to a state without changing it. Requests are lists of a `MessageTree`, which holds each
+message once.
 
-Cost: one state and at most one `Message` for each entry, model and system prompt that occur.
+Cost: one state for each entry, model and system prompt that occur, one JSON text for each message. The content of a
+message is let go of once it is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from dagpack_hf.conversations import Message
+from dagpack_hf.conversations import MessageTree
 from dagpack_hf.pi.call_ids import chat_call_id
 from dagpack_hf.pi.context import NO_SYSTEM_PROMPT, Context, SystemPrompt, block_text, blocks, content_text, mapping
+from dagpack_hf.pi.images import data_url
+from dagpack_hf.pi.stored import OFFSET, Source, StoredContent
 
 USER_IMAGE = "(image omitted: model does not support images)"
 TOOL_IMAGE = "(tool image omitted: model does not support images)"
@@ -40,9 +44,9 @@ _JS_SPACE = "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u
 _JS_SPACE += "\u2028\u2029\u202f\u205f\u3000\ufeff"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RequestModel:
-    """The model of a request, and how pi writes requests for it.
+    """The model of a request, and how pi writes requests for it; one object for each model of a session.
 
     Attributes:
         provider: Provider name, as in the session.
@@ -63,127 +67,332 @@ class RequestModel:
     system_updates: bool = False
     legacy: bool = False
 
-    def wrote(self, message: Mapping[str, Any]) -> bool:
-        """Say whether this model wrote an assistant message."""
-        return (self.provider, self.api, self.name) == model_key(message)
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Provider, API and model, which all must be equal for a message to be the model's own."""
+        return self.provider, self.api, self.name
 
 
-@dataclass(frozen=True)
-class _State:
-    """The request up to a context item."""
-
-    last: Message | None
-    calls: tuple[tuple[str, str], ...] = ()
-    answered: frozenset[str] = frozenset()
-    images: tuple[dict[str, Any], ...] = ()
-    held: tuple[tuple[Mapping[str, Any], str], ...] = ()
-    renamed: tuple[tuple[str, str], ...] = ()
-    begun: bool = False
+_State = tuple[
+    int,
+    tuple[tuple[str, str], ...],
+    frozenset[str],
+    tuple[dict[str, Any], ...],
+    tuple[tuple[Mapping[str, Any], str], ...],
+    tuple[tuple[str, str], ...],
+    bool,
+]
+"""The request up to a context item: its last node, the calls that are open (id, tool) and the ids of those that have
+been answered, images of tool results that follow, system messages that wait, renamed calls (old id, new id), and
+whether anything has been sent. A plain tuple, for one is made for each message."""
 
 
 class RequestWriter:
     """Requests of one session file.
 
     Args:
-        unrecorded: The system prompt and tools of requests for which the file records none.
+        tree: Gets the messages of the requests and the replies.
+        source: The file, if contents of messages can be read from it again; they are then let go of.
     """
 
-    def __init__(self, unrecorded: SystemPrompt = NO_SYSTEM_PROMPT) -> None:
-        self._unrecorded = unrecorded
-        self._states: dict[tuple[Context, RequestModel, SystemPrompt], _State] = {}
-        self._heads: dict[tuple[RequestModel, SystemPrompt], _State] = {}
+    def __init__(self, tree: MessageTree, source: Source | None = None) -> None:
+        self._tree = tree
+        self._source = source
+        self._folds: dict[tuple[RequestModel, SystemPrompt], _Fold] = {}
+        self._replies = _Replies(tree, source)
+        self._written: dict[tuple[bool, bool, bool], _Written] = {}
 
-    def request(self, context: Context | None, model: RequestModel) -> Message | None:
-        """Return the last message of the request for a context, linked to the ones before it.
+    def request(self, context: Context | None, model: RequestModel, system: SystemPrompt) -> int:
+        """Return the request for a context.
 
         Args:
             context: The context of the turn.
             model: The model of the turn.
+            system: The system prompt and tools of the turn.
 
         Returns:
-            The last message, `None` for an empty request.
+            The request's last node in the tree, -1 for an empty request.
         """
-        system = self.system_prompt(context)
-        if model.system_updates and system is not self._unrecorded:
+        if model.system_updates and context is not None and system is context.system:
             system = NO_SYSTEM_PROMPT
-        pending: list[Context] = []
-        item = context
-        while item is not None and (item, model, system) not in self._states:
-            pending.append(item)
-            item = item.parent
-        state = self._head(model, system) if item is None else self._states[item, model, system]
-        for item in reversed(pending):
-            state = self._states[item, model, system] = _step(state, item, model)
-        return _flushed(_answered(state)).last
+        fold = self._folds.get((model, system))
+        if fold is None:
+            written = self._written.setdefault((model.images, model.parts, model.legacy), {})
+            fold = self._folds[model, system] = _Fold(self._tree, model, system, self._replies, written, self._source)
+        return fold.request(context)
 
-    def system_prompt(self, context: Context | None) -> SystemPrompt:
-        """Return the prompt and tools of a context's request."""
-        return self._unrecorded if context is None or not context.system.entries else context.system
+    def reply(self, message: Mapping[str, Any], entry: str, request: int) -> int:
+        """Return an assistant message as the model wrote it, as the continuation of its request.
 
-    def _head(self, model: RequestModel, system: SystemPrompt) -> _State:
-        """Return the state that starts a request: the folded system message, if there is one."""
-        state = self._heads.get((model, system))
-        if state is None:
-            text = system.text()
-            entry = system.entries[0] if len(system.entries) == 1 else None
-            first = Message(None, {"role": "system", "content": text}, entry=entry) if text else None
-            state = self._heads[model, system] = _State(first)
-        return state
+        Args:
+            message: The stored assistant message.
+            entry: Its entry id.
+            request: The last node of the request.
+
+        Returns:
+            The target's node: text, calls, and thinking wherever the session has it in readable form. Its text is that
+            which later requests of the same model hold, unless pi does not send that model's thinking back.
+        """
+        return self._tree.append(request, self._replies.of(message, entry).text)
 
 
-def reply(message: Mapping[str, Any], entry: str, context: Message | None) -> Message:
-    """Return an assistant message as the model wrote it, as the continuation of its request.
+class _Reply(NamedTuple):
+    """An assistant message: `text` as the model wrote it, and what it is made of.
+
+    Attributes:
+        message: The message.
+        model: Provider, API and model.
+        text: Its text in the tree.
+        empty: Whether it has neither text nor calls.
+        thinks: Whether there is thinking to read.
+        signature: Signature of its first thought.
+        calls: Id and tool of each call.
+    """
+
+    message: Mapping[str, Any]
+    model: tuple[str, str, str]
+    text: int
+    empty: bool
+    thinks: bool
+    signature: str
+    calls: list[tuple[str, str]]
+
+
+class _Replies:
+    """The replies of one session, each read once."""
+
+    def __init__(self, tree: MessageTree, source: Source | None) -> None:
+        self._tree = tree
+        self._source = source
+        self._known: dict[int, _Reply] = {}
+
+    def of(self, message: Mapping[str, Any], entry: str) -> _Reply:
+        reply = self._known.get(id(message))
+        if reply is None:
+            content, thinking, signature, calls = _read(message)
+            model = model_key(message)
+            text = self._tree.text(_assistant(content, thinking, calls), entry, model[2])
+            names = [(call, name) for call, name, _ in calls]
+            empty = not content and not calls
+            reply = self._known[id(message)] = _Reply(message, model, text, empty, bool(thinking), signature, names)
+            _let_go(message, self._source)
+        return reply
+
+
+_Written = dict[int, tuple[Mapping[str, Any], int, list[dict[str, Any]]]]
+"""User messages and tool results by identity: the message, its text (-1: it vanishes), and images that follow it."""
+
+
+class _Fold:
+    """Requests of one model with one system prompt.
 
     Args:
-        message: The stored assistant message.
-        entry: Its entry id.
-        context: The last message of the request.
-
-    Returns:
-        The target: text, calls, and thinking wherever the session has it in readable form. It equals the message that
-        later requests of the same model hold, unless pi does not send that model's thinking back.
+        tree: Gets the messages.
+        model: The model.
+        system: What a request begins with.
+        replies: The replies of the session.
+        written: The other messages that are in the form this model takes.
+        source: Where contents can be read again.
     """
-    return Message(context, _assistant(message, _thinking(message), {}), entry=entry, model=model_key(message)[2])
+
+    def __init__(
+        self,
+        tree: MessageTree,
+        model: RequestModel,
+        system: SystemPrompt,
+        replies: _Replies,
+        written: _Written,
+        source: Source | None,
+    ) -> None:
+        self._source = source
+        self._tree = tree
+        self._model = model
+        self._key = model.key
+        self._replies = replies
+        self._written = written
+        self._states: dict[Context | None, _State] = {None: (self._head(system), (), frozenset(), (), (), (), False)}
+
+    def request(self, context: Context | None) -> int:
+        pending: list[Context] = []
+        item = context
+        states = self._states
+        while item not in states:
+            assert item is not None
+            pending.append(item)
+            item = item.parent
+        state = states[item]
+        for item in reversed(pending):
+            state = states[item] = self._step(state, item)
+        return self._flushed(self._answered(state))[0]
+
+    def _head(self, system: SystemPrompt) -> int:
+        """Return what starts a request: the folded system message, if there is one."""
+        text = system.text()
+        entry = system.entries[0] if len(system.entries) == 1 else None
+        return self._append(-1, {"role": "system", "content": text}, entry) if text else -1
+
+    def _append(self, last: int, message: dict[str, Any], entry: str | None = None, model: str | None = None) -> int:
+        return self._tree.append(last, self._tree.text(message, entry, model))
+
+    def _step(self, state: _State, item: Context) -> _State:
+        message = item.message
+        role = message["role"]
+        if role == "toolResult":
+            return self._tool_result(state, message, item.entry)
+        if role == "system":
+            return self._system(state, message, item.entry) if self._model.system_updates else state
+        state = self._answered(state)
+        if role == "user":
+            return self._user(self._flushed(state), message, item.entry)
+        if message.get("stopReason") in ("error", "aborted"):
+            return state
+        return self._assistant_turn(self._flushed(state), message, item.entry)
+
+    def _user(self, state: _State, message: Mapping[str, Any], entry: str) -> _State:
+        known = self._written.get(id(message))
+        if known is None:
+            content = self._user_content(message.get("content"))
+            text = self._tree.text({"role": "user", "content": content}, entry) if content is not None else -1
+            known = self._written[id(message)] = message, text, []
+            _let_go(message, self._source)
+        last, calls, answered, images, held, renamed, _ = state
+        if known[1] >= 0:
+            last = self._tree.append(last, known[1])
+        return last, calls, answered, images, held, renamed, True
+
+    def _user_content(self, content: Any) -> str | list[dict[str, Any]] | None:
+        """Return a user message's content as it is sent, `None` if nothing of it is."""
+        if isinstance(content, StoredContent):
+            content = content.read()
+        if isinstance(content, str):
+            return content
+        given = blocks(content)
+        if not self._model.images:
+            given = _without_images(given, USER_IMAGE)
+        parts = _parts(given, keep_empty=self._model.legacy)
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        one_string = len(texts) == len(parts) and (len(texts) == 1 or not self._model.parts)
+        return ("\n".join(texts) if one_string else parts) if parts else None
+
+    def _tool_result(self, state: _State, message: Mapping[str, Any], entry: str) -> _State:
+        last, calls, answered, images, held, renamed, _ = state
+        stored = block_text(message, "toolCallId")
+        call = dict(renamed).get(stored, stored) if renamed else stored
+        known = self._written.get(id(message)) if call == stored else None
+        if known is None:
+            content, own = self._tool_content(message.get("content"))
+            text = self._tree.text(_tool_message(call, block_text(message, "toolName"), content), entry)
+            known = message, text, own
+            if call == stored:
+                self._written[id(message)] = known
+            _let_go(message, self._source)
+        last = self._tree.append(last, known[1])
+        if known[2]:
+            images = (*images, *known[2])
+        return last, calls, answered | {call}, images, held, renamed, True
+
+    def _tool_content(self, content: Any) -> tuple[str, list[dict[str, Any]]]:
+        """Return a tool result's text as it is sent, and the images that follow it."""
+        given = blocks(content)
+        kinds = [block.get("type") for block in given]
+        images = []
+        if "image" in kinds:
+            if self._model.images:
+                images = [_image(block) for block, kind in zip(given, kinds, strict=True) if kind == "image"]
+            else:
+                given = _without_images(given, TOOL_IMAGE)
+        text = block_text(given[0]) if kinds == ["text"] else content_text(given)
+        if self._model.legacy:
+            text = text or _ONLY_IMAGE
+        elif _blank(text):
+            text = _ONLY_IMAGE if images else _NO_OUTPUT
+        return text, images
+
+    def _answered(self, state: _State) -> _State:
+        """Answer the open calls, then send the system messages that waited for it."""
+        last, calls, answered, images, held, renamed, begun = state
+        if not calls and not held:
+            return state
+        for call, name in calls:
+            if call not in answered:
+                last = self._append(last, _tool_message(call, name, _NO_RESULT))
+        state = (last, (), frozenset(), images, (), renamed, begun)
+        for message, entry in held:
+            state = self._system_update(state, message, entry)
+        return state
+
+    def _flushed(self, state: _State) -> _State:
+        """End a run of tool results: the images they returned follow in one user message."""
+        last, calls, answered, images, held, renamed, begun = state
+        if not images:
+            return state
+        parts = [{"type": "text", "text": _TOOL_IMAGES_FOLLOW}, *images]
+        return self._append(last, {"role": "user", "content": parts}), calls, answered, (), held, renamed, begun
+
+    def _assistant_turn(self, state: _State, message: Mapping[str, Any], entry: str) -> _State:
+        model = self._model
+        reply = self._replies.of(message, entry)
+        last, calls, answered, images, held, renamed, _ = state
+        text, empty, names = reply.text, reply.empty, reply.calls
+        if reply.model == self._key:
+            if reply.thinks and not _sends_thinking(reply, model):
+                content, _, _, made = _read(message)
+                text = self._tree.text(_assistant(content, "", made), entry, reply.model[2])
+        elif reply.thinks or _renames(model, names):
+            content, made, renamed = self._foreign(message, renamed)
+            names = [(call, name) for call, name, _ in made]
+            empty = not content and not made
+            text = self._tree.text(_assistant(content, "", made), entry, reply.model[2])
+        if not empty:
+            last = self._tree.append(last, text)
+        return last, tuple(names) if names else calls, answered, images, held, renamed, True
+
+    def _foreign(
+        self, message: Mapping[str, Any], renamed: tuple[tuple[str, str], ...]
+    ) -> tuple[str, list[tuple[str, str, Any]], tuple[tuple[str, str], ...]]:
+        """Return text and calls of another model's reply as this model gets them, and the calls renamed so far."""
+        model = self._model
+        content, _, _, calls = _read(message, aloud=model.legacy)
+        if model.api != "openai-completions":
+            return content, calls, renamed
+        ids = {call: chat_call_id(call, model.provider, legacy=model.legacy) for call, _, _ in calls}
+        changed = {call: new for call, new in ids.items() if new != call}
+        if changed:
+            renamed = tuple({**dict(renamed), **changed}.items())
+        return content, [(ids[call], name, arguments) for call, name, arguments in calls], renamed
+
+    def _system(self, state: _State, message: Mapping[str, Any], entry: str) -> _State:
+        """Add a system message in place; between calls and their results it waits."""
+        last, calls, answered, images, held, renamed, begun = state
+        if calls:
+            return last, calls, answered, images, (*held, (message, entry)), renamed, begun
+        return self._system_update(state, message, entry)
+
+    def _system_update(self, state: _State, message: Mapping[str, Any], entry: str) -> _State:
+        last, calls, answered, images, held, renamed, begun = self._flushed(state)
+        text = _update_text(message) if begun else NO_SYSTEM_PROMPT.replay(message, entry).text()
+        if text:
+            last = self._append(last, {"role": "system", "content": text}, entry)
+        return last, calls, answered, images, held, renamed, True
+
+
+def _renames(model: RequestModel, calls: Sequence[tuple[str, str]]) -> bool:
+    """Say whether another model's calls get other ids in requests of this one."""
+    if model.api != "openai-completions":
+        return False
+    return any(chat_call_id(call, model.provider, legacy=model.legacy) != call for call, _ in calls)
+
+
+def _let_go(message: Mapping[str, Any], source: Source | None) -> None:
+    """Put a place in the file where a message's content was."""
+    offset = message.get(OFFSET)
+    if source is not None and offset is not None:
+        message["content"] = StoredContent(source, offset)  # type: ignore[index]
 
 
 def model_key(message: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return provider, API and model of an assistant message, empty where it has none."""
-    provider, api, name = (block_text(message, key) for key in ("provider", "api", "model"))
-    return provider, api, name
-
-
-def _step(state: _State, item: Context, model: RequestModel) -> _State:
-    message = item.message
-    role = message["role"]
-    if role == "system":
-        return _system(state, message, item.entry) if model.system_updates else state
-    if role == "toolResult":
-        return _tool_result(state, message, item.entry, model)
-    state = _answered(state)
-    if role == "user":
-        return _user(_flushed(state), message, item.entry, model)
-    if message.get("stopReason") in ("error", "aborted"):
-        return state
-    return _assistant_turn(_flushed(state), message, item.entry, model)
-
-
-def _append(state: _State, content: dict[str, Any], entry: str | None = None, name: str | None = None) -> _State:
-    return replace(state, last=Message(state.last, content, entry=entry, model=name), begun=True)
-
-
-def _user(state: _State, message: Mapping[str, Any], entry: str, model: RequestModel) -> _State:
-    content = message.get("content")
-    if isinstance(content, str):
-        return _append(state, {"role": "user", "content": content}, entry)
-    given = blocks(content)
-    parts = _parts(given if model.images else _without_images(given, USER_IMAGE), keep_empty=model.legacy)
-    return _append(state, _user_message(parts, model), entry) if parts else replace(state, begun=True)
-
-
-def _user_message(parts: list[dict[str, Any]], model: RequestModel) -> dict[str, Any]:
-    texts = [part["text"] for part in parts if part["type"] == "text"]
-    one_string = len(texts) == len(parts) and (len(texts) == 1 or not model.parts)
-    return {"role": "user", "content": "\n".join(texts) if one_string else parts}
+    return block_text(message, "provider"), block_text(message, "api"), block_text(message, "model")
 
 
 def _parts(content: Sequence[Mapping[str, Any]], *, keep_empty: bool) -> list[dict[str, Any]]:
@@ -198,8 +407,8 @@ def _parts(content: Sequence[Mapping[str, Any]], *, keep_empty: bool) -> list[di
 
 
 def _image(block: Mapping[str, Any]) -> dict[str, Any]:
-    url = f"data:{block.get('mimeType')};base64,{block.get('data')}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    url = block.get("url")
+    return {"type": "image_url", "image_url": {"url": url if isinstance(url, str) else data_url(block)}}
 
 
 def _without_images(content: Sequence[Mapping[str, Any]], placeholder: str) -> list[Mapping[str, Any]]:
@@ -217,145 +426,75 @@ def _without_images(content: Sequence[Mapping[str, Any]], placeholder: str) -> l
     return result
 
 
-def _tool_result(state: _State, message: Mapping[str, Any], entry: str, model: RequestModel) -> _State:
-    stored = block_text(message, "toolCallId")
-    call = dict(state.renamed).get(stored, stored)
-    content = blocks(message.get("content"))
-    if not model.images:
-        content = _without_images(content, TOOL_IMAGE)
-    images = tuple(_image(block) for block in content if block.get("type") == "image")
-    text = content_text(content)
-    if model.legacy:
-        text = text or _ONLY_IMAGE
-    elif not text.strip(_JS_SPACE):
-        text = _ONLY_IMAGE if images else _NO_OUTPUT
-    state = _append(state, _tool_message(call, block_text(message, "toolName"), text), entry)
-    return replace(state, answered=state.answered | {call}, images=state.images + images)
-
-
 def _tool_message(call: str, name: str, text: str) -> dict[str, Any]:
-    named = {"name": name} if name else {}
-    return {"role": "tool", "tool_call_id": call, **named, "content": text}
+    if not name:
+        return {"role": "tool", "tool_call_id": call, "content": text}
+    return {"role": "tool", "tool_call_id": call, "name": name, "content": text}
 
 
-def _answered(state: _State) -> _State:
-    """Answer the open calls, then send the system messages that waited for it."""
-    for call, name in state.calls:
-        if call not in state.answered:
-            state = _append(state, _tool_message(call, name, _NO_RESULT))
-    held = state.held
-    state = replace(state, calls=(), answered=frozenset(), held=())
-    for message, entry in held:
-        state = _system_update(state, message, entry)
-    return state
-
-
-def _flushed(state: _State) -> _State:
-    """End a run of tool results: the images they returned follow in one user message."""
-    if not state.images:
-        return state
-    parts = [{"type": "text", "text": _TOOL_IMAGES_FOLLOW}, *state.images]
-    return _append(replace(state, images=()), {"role": "user", "content": parts})
-
-
-def _assistant_turn(state: _State, message: Mapping[str, Any], entry: str, model: RequestModel) -> _State:
-    calls = _calls(message)
-    renamed: dict[str, str] = {}
-    if model.api == "openai-completions" and not model.wrote(message):
-        names = {call: chat_call_id(call, model.provider, legacy=model.legacy) for call, _, _ in calls}
-        renamed = {call: name for call, name in names.items() if name != call}
-    if renamed:
-        state = replace(state, renamed=tuple({**dict(state.renamed), **renamed}.items()))
-    if calls:
-        state = replace(state, calls=tuple((renamed.get(call, call), name) for call, name, _ in calls))
-    content = _assistant(message, _sent_thinking(message, model), renamed, _thinks_aloud(message, model))
-    state = replace(state, begun=True)
-    if not content["content"] and not calls:
-        return state
-    return _append(state, content, entry, model_key(message)[2])
-
-
-def _assistant(
-    message: Mapping[str, Any], thinking: str, renamed: Mapping[str, str], thinking_as_text: bool = False
-) -> dict[str, Any]:
-    texts = []
-    for block in blocks(message.get("content")):
-        if block.get("type") == "text":
-            texts.append(block_text(block))
-        elif thinking_as_text and block.get("type") == "thinking" and not block.get("redacted"):
-            texts.append(block_text(block, "thinking"))
-    content: dict[str, Any] = {
-        "role": "assistant",
-        "content": "".join(text for text in texts if text.strip(_JS_SPACE)),
-    }
+def _assistant(content: str, thinking: str, calls: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": content}
     if thinking:
-        content["reasoning_content"] = thinking
-    calls = _calls(message)
+        message["reasoning_content"] = thinking
     if calls:
-        content["tool_calls"] = [
-            {"type": "function", "id": renamed.get(call, call), "function": {"name": name, "arguments": arguments}}
+        message["tool_calls"] = [
+            {"type": "function", "id": call, "function": {"name": name, "arguments": arguments}}
             for call, name, arguments in calls
         ]
-    return content
+    return message
 
 
-def _calls(message: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Return id, tool name and arguments of each call."""
-    calls = [block for block in blocks(message.get("content")) if block.get("type") == "toolCall"]
-    return [(block_text(call, "id"), block_text(call, "name"), _arguments(call)) for call in calls]
+def _read(message: Mapping[str, Any], *, aloud: bool = False) -> tuple[str, str, str, list[tuple[str, str, Any]]]:
+    """Read the blocks of an assistant message.
+
+    Args:
+        message: The stored message.
+        aloud: Take thinking for text.
+
+    Returns:
+        Its text, the thinking that is there to read, the signature of its first thought, and its calls (id, name of
+        the tool, arguments). Blank texts and thoughts are left out.
+    """
+    texts: list[str] = []
+    thoughts: list[str] = []
+    signature: str | None = None
+    calls: list[tuple[str, str, Any]] = []
+    for block in blocks(message.get("content")):
+        kind = block.get("type")
+        if kind == "text":
+            text = block_text(block)
+            if not _blank(text):
+                texts.append(text)
+        elif kind == "thinking":
+            text = block_text(block, "thinking")
+            if _blank(text):
+                continue
+            if signature is None:
+                signature = block_text(block, "thinkingSignature")
+            if not block.get("redacted"):
+                (texts if aloud else thoughts).append(text)
+        elif kind == "toolCall":
+            arguments = block.get("arguments")
+            calls.append((block_text(block, "id"), block_text(block, "name"), {} if arguments is None else arguments))
+    return "".join(texts), "\n".join(thoughts), signature or "", calls
 
 
-def _arguments(call: Mapping[str, Any]) -> Any:
-    arguments = call.get("arguments")
-    return {} if arguments is None else arguments
+def _blank(text: str) -> bool:
+    """Say whether a text is empty after JavaScript's trim()."""
+    return not text or (text[0] in _JS_SPACE and not text.strip(_JS_SPACE))
 
 
-def _thinking_blocks(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [
-        block
-        for block in blocks(message.get("content"))
-        if block.get("type") == "thinking" and block_text(block, "thinking").strip(_JS_SPACE)
-    ]
-
-
-def _thinking(message: Mapping[str, Any]) -> str:
-    """Return the thinking that is there to read."""
-    return "\n".join(block_text(block, "thinking") for block in _thinking_blocks(message) if not block.get("redacted"))
-
-
-def _sent_thinking(message: Mapping[str, Any], model: RequestModel) -> str:
-    """Return the thinking that goes back to the model with an earlier turn of its own.
+def _sends_thinking(reply: _Reply, model: RequestModel) -> bool:
+    """Say whether thinking goes back to the model with an earlier turn of its own.
 
     For chat-completions a thought's signature names the field it came in, and pi sends it back in that field; without
     a field it knows it sends none. All fields appear as `reasoning_content` here. A signature that is JSON holds the
     provider's own record of the thought, which pi returns.
     """
-    if not model.wrote(message):
-        return ""
-    thoughts = _thinking_blocks(message)
-    if model.api == "openai-completions" and thoughts:
-        signature = block_text(thoughts[0], "thinkingSignature")
-        known = bool(signature) if model.legacy else signature in _REASONING_FIELDS or signature.startswith("[")
-        return _thinking(message) if known else ""
-    return _thinking(message)
-
-
-def _thinks_aloud(message: Mapping[str, Any], model: RequestModel) -> bool:
-    return model.legacy and not model.wrote(message)
-
-
-def _system(state: _State, message: Mapping[str, Any], entry: str) -> _State:
-    """Add a system message in place; between calls and their results it waits."""
-    if state.calls:
-        return replace(state, held=(*state.held, (message, entry)))
-    return _system_update(state, message, entry)
-
-
-def _system_update(state: _State, message: Mapping[str, Any], entry: str) -> _State:
-    state = _flushed(state)
-    text = _update_text(message) if state.begun else NO_SYSTEM_PROMPT.replay(message, entry).text()
-    state = replace(state, begun=True)
-    return _append(state, {"role": "system", "content": text}, entry) if text else state
+    signature = reply.signature
+    if model.api != "openai-completions":
+        return True
+    return bool(signature) if model.legacy else signature in _REASONING_FIELDS or signature.startswith("[")
 
 
 def _update_text(message: Mapping[str, Any]) -> str:

@@ -15,9 +15,9 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePath
 
+from dagpack_hf.pi.options import TARGET_STOP_REASONS
 from dagpack_hf.pi.reader import SessionFile, read_session
 from dagpack_hf.pi.tree import EntryTree, build_tree
-from dagpack_hf.pi.turns import TARGET_STOP_REASONS
 from dagpack_hf.view.entries import KINDS, Caption, caption
 from dagpack_hf.view.lanes import Row, tree_rows
 from dagpack_hf.view.text import cells, clean, cut, xml
