@@ -31,6 +31,7 @@ from dagpack_hf.conversations import FEATURES, MessageTree
 
 # Arrow strings have 32-bit offsets, and what is written at once is held in memory.
 _CHUNK_BYTES = 4 * 1024 * 1024
+_ROW_BYTES = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -473,6 +474,11 @@ class _Chunk:
     ) -> None:
         """Add one row."""
         self.size += len(messages) + len(tools or b"")
+        if self.size > _ROW_BYTES:
+            raise ValueError(
+                f"{source.session}: a message list of {len(messages)} bytes does not fit into a row, which holds "
+                f"{_ROW_BYTES}; leave images out, or keep references to them"
+            )
         self._messages.append(messages)
         self._tools.append(tools)
         timestamp = details.turns["timestamp"][turn].as_py()

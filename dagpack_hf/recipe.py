@@ -14,7 +14,8 @@ from typing import Any, cast
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from dagpack_hf.cli.arguments import read_prompt, session_paths
+from dagpack_hf.cli.arguments import session_paths
+from dagpack_hf.cli.reading import read_prompt
 from dagpack_hf.config import DagSFTConfig
 from dagpack_hf.pi import load_sessions
 from dagpack_hf.sample import sample_tokenizer
@@ -44,6 +45,22 @@ class SessionArguments:
             Text file with the system prompt of turns for which none is recorded (pi before 0.86).
         tools (`str`, *optional*):
             JSON file with the list of their tools' function schemas.
+        html_exports (`list[str]`, *optional*):
+            HTML files that pi exported from running sessions, for prompt and tools of these sessions.
+        models (`list[str]`, *optional*):
+            Only turns of these models are targets: patterns of `model` or `provider/model`, as in a shell.
+        providers (`list[str]`, *optional*):
+            Only turns of these providers are targets.
+        since (`str`, *optional*):
+            Only turns from this time on are targets, such as `2026-01-31` (UTC).
+        until (`str`, *optional*):
+            Only turns before this time are targets.
+        cwd (`list[str]`, *optional*):
+            Only sessions in these working directories, or below them, have targets.
+        names (`list[str]`, *optional*):
+            Only sessions with such names have targets: patterns.
+        labels (`list[str]`, *optional*):
+            Only branches through an entry with such a label have targets: patterns.
         tiny_model (`bool`, *optional*, defaults to `False`):
             Train a tiny Llama with random weights and the bundled tokenizer, to try things out without a download.
     """
@@ -62,6 +79,32 @@ class SessionArguments:
     tools: str | None = field(
         default=None, metadata={"help": "JSON file with the list of their tools' function schemas."}
     )
+    html_exports: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "HTML files that pi exported from running sessions (/export), for their prompt and tools."
+        },
+    )
+    models: list[str] | None = field(
+        default=None,
+        metadata={"help": "Only turns of these models are targets: patterns of model or provider/model."},
+    )
+    providers: list[str] | None = field(
+        default=None, metadata={"help": "Only turns of these providers are targets: patterns."}
+    )
+    since: str | None = field(
+        default=None, metadata={"help": "Only turns from this time on are targets, such as 2026-01-31 (UTC)."}
+    )
+    until: str | None = field(default=None, metadata={"help": "Only turns before this time are targets."})
+    cwd: list[str] | None = field(
+        default=None, metadata={"help": "Only sessions in these working directories, or below them, have targets."}
+    )
+    names: list[str] | None = field(
+        default=None, metadata={"help": "Only sessions with such names have targets: patterns."}
+    )
+    labels: list[str] | None = field(
+        default=None, metadata={"help": "Only branches through an entry with such a label have targets: patterns."}
+    )
     tiny_model: bool = field(
         default=False,
         metadata={
@@ -69,6 +112,9 @@ class SessionArguments:
             "download, instead of --model_name_or_path."
         },
     )
+
+
+_READING = ("html_exports", "models", "providers", "since", "until", "cwd", "names", "labels")
 
 
 class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
@@ -122,8 +168,14 @@ def train(session_args: SessionArguments, training_args: DagSFTConfig, model_arg
     """
     if session_args.tiny_model == bool(model_args.model_name_or_path):
         raise ValueError("Give either --model_name_or_path NAME_OR_FOLDER, or --tiny_model true to try things out.")
-    prompt = read_prompt(session_args.system_prompt, session_args.tools)
-    dataset, report = load_sessions(session_paths(session_args.sessions), return_report=True, **prompt)
+    reading = {name: getattr(session_args, name) for name in _READING}
+    dataset, report = load_sessions(
+        session_paths(session_args.sessions),
+        num_proc=training_args.dataset_num_proc,
+        return_report=True,
+        **reading,
+        **read_prompt(session_args.system_prompt, session_args.tools),
+    )
     if not len(dataset):
         raise ValueError(f"There is no turn to train in these sessions: {report}")
 

@@ -1,4 +1,4 @@
-"""The conversational data set: maximal rows, one flag for each target, and JSON that survives everything."""
+"""The conversational data set: message lists that share their beginnings, and JSON that survives everything."""
 
 from __future__ import annotations
 
@@ -9,40 +9,50 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from datasets import Dataset, concatenate_datasets, load_from_disk
+from datasets import Dataset, DatasetInfo, concatenate_datasets, load_from_disk
+from datasets.table import MemoryMappedTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.data_utils import is_conversational
 
-from dagpack_hf.conversations import FEATURES, ConversationRows, JsonText, Message, Provenance, decode_column, dumps
+from dagpack_hf.conversations import FEATURES, JsonText, MessageTree, decode_column, dumps, loads
+from dagpack_hf.maximal import Provenance, SourceWriter, merge, write_rows
 
 HARD = {"role": "user", "content": "é🙈 ", "n": [2**70, -0.0, 0.1234567890123456, None], "k": {"b": 1, "a": None}}
+TEXT = st.text(st.characters())  # lone surrogates included
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"default": 2**70, "x": None}}}]
 
 
-def provenance(name: str) -> Provenance:
-    return Provenance(name + ".jsonl", name, "/w", "2026-01-01T00:00:00.000Z")
+def json_values(infinity: bool) -> st.SearchStrategy[Any]:
+    numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=infinity)
+    return st.recursive(
+        st.none() | st.booleans() | numbers | TEXT,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+        max_leaves=12,
+    )
 
 
-def chain(*contents: str | dict[str, Any]) -> Message:
-    message: Message | None = None
-    for place, content in enumerate(contents):
-        role = "assistant" if place % 2 else "user"
-        body = {"role": role, "content": content} if isinstance(content, str) else content
-        message = Message(message, body, entry=f"e{place}", model="tiny" if place % 2 else None)
-    assert message is not None
-    return message
+def tree_of(*messages: dict[str, Any]) -> tuple[MessageTree, int]:
+    """Return a tree that holds one list, and the list's last node."""
+    tree = MessageTree()
+    node = -1
+    for message in messages:
+        node = tree.append(node, tree.text(message))
+    return tree, node
 
 
-def hard_dataset() -> Dataset:
-    rows = ConversationRows()
-    rows.add(chain(HARD, "ok"), TOOLS, provenance("a"))
-    rows.add(chain("hi", "ho"), None, provenance("b"))
-    return rows.dataset()
-
-
-def texts(dataset: Dataset) -> list[list[str]]:
-    return [[message["content"] for message in row] for row in dataset["messages"]]
+@pytest.fixture
+def hard_dataset(tmp_path: Path) -> Dataset:
+    """Two rows, the first with all that JSON and Arrow may spoil."""
+    parts = []
+    with open(tmp_path / "spill", "ab") as spill:
+        for name, first, tools in (("a", HARD, TOOLS), ("b", {"role": "user", "content": "hi"}, None)):
+            tree, node = tree_of(first, {"role": "assistant", "content": "ok"})
+            writer = SourceWriter(tree, spill)
+            writer.add(node, None if tools is None else dumps(tools), name)
+            parts.append(writer.part(Provenance(f"{name}.jsonl", name, "/w")))
+    write_rows(str(tmp_path / "rows.arrow"), merge(parts))
+    return Dataset(MemoryMappedTable.from_file(str(tmp_path / "rows.arrow")), DatasetInfo(features=FEATURES.copy()))
 
 
 def exact(dataset: Dataset) -> bool:
@@ -52,80 +62,16 @@ def exact(dataset: Dataset) -> bool:
     return [dumps(message) for message in messages[:1]] == [dumps(HARD)] and decode_column(table["tools"])[0] == TOOLS
 
 
-def test_a_prefix_of_another_list_is_no_row() -> None:
-    rows = ConversationRows()
-    short, long = chain("q", "a"), chain("q", "a", "r", "b")
-    other = chain("q", "x")
-    assert [rows.add(target, None, provenance(name)) for target, name in ((short, "1"), (other, "2"), (long, "3"))]
-    dataset = rows.dataset()
-    assert dataset.features == FEATURES
-    assert texts(dataset) == [["q", "x"], ["q", "a", "r", "b"]]
-    assert dataset["trained"][:] == [[False, True], [False, True, False, True]]
-    assert dataset["session_id"][:] == ["2", "3"]
-    assert dataset["entry_ids"][1] == ["e0", "e1", "e2", "e3"]
-    assert dataset["models"][1] == [None, "tiny", None, "tiny"]
-    assert dataset["tools"][:] == [None, None]
-
-
-def test_a_target_is_flagged_in_its_first_row_only() -> None:
-    rows = ConversationRows()
-    for target in (chain("q", "a"), chain("q", "a", "r", "b"), chain("q", "a", "s", "c")):
-        assert rows.add(target, None, provenance("1"))
-    assert rows.dataset()["trained"][:] == [[False, True, False, True], [False, False, False, True]]
-
-
-def test_other_tools_make_another_row() -> None:
-    rows = ConversationRows()
-    assert rows.add(chain("q", "a"), None, provenance("1"))
-    assert rows.add(chain("q", "a"), TOOLS, provenance("2"))
-    assert not rows.add(chain("q", "a"), TOOLS, provenance("3"))
-    dataset = rows.dataset()
-    assert texts(dataset) == [["q", "a"], ["q", "a"]]
-    assert dataset["tools"][:] == [None, TOOLS]
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([None, 1]), st.lists(st.sampled_from("ab"), min_size=1, max_size=5)),
-        max_size=12,
-    ),
-    st.booleans(),
-)
-@settings(max_examples=150, deadline=None)
-def test_rows_are_the_maximal_lists(lists: list[tuple[int | None, list[str]]], forget: bool) -> None:
-    rows = ConversationRows()
-    for tools, contents in lists:
-        rows.add(chain(*contents), TOOLS if tools else None, provenance("x"))
-        if forget:
-            rows.forget_links()
-    got = [(row["tools"], [m["content"] for m in json.loads(row["messages"])], row["trained"]) for row in rows.rows()]
-    keys = {(dumps(TOOLS) if tools else None, tuple(contents)) for tools, contents in lists}
-    maximal = {
-        key
-        for key in keys
-        if not any(other != key and other[0] == key[0] and other[1][: len(key[1])] == key[1] for other in keys)
-    }
-    assert {(tools, tuple(contents)) for tools, contents, _ in got} == maximal
-    assert len(got) == len(maximal)
-    flagged = [
-        (tools, tuple(contents[: place + 1]))
-        for tools, contents, trained in got
-        for place, flag in enumerate(trained)
-        if flag
-    ]
-    assert sorted(flagged, key=repr) == sorted(keys, key=repr)
-
-
-def test_the_data_set_is_conversational_to_trl() -> None:
-    row = hard_dataset()[0]
+def test_the_data_set_is_conversational_to_trl(hard_dataset: Dataset) -> None:
+    row = hard_dataset[0]
     assert is_conversational(row)
     assert row["messages"][0]["role"] == "user"
     assert row["messages"][0]["n"][0] == 2**70
     assert row["tools"][0]["function"]["name"] == "f"
 
 
-def test_values_survive_selection_and_maps_that_leave_them_alone() -> None:
-    dataset = hard_dataset()
+def test_values_survive_selection_and_maps_that_leave_them_alone(hard_dataset: Dataset) -> None:
+    dataset = hard_dataset
     assert exact(dataset)
     assert exact(dataset.select([0]))
     assert exact(dataset.select([1, 0]).select([1]))
@@ -136,8 +82,8 @@ def test_values_survive_selection_and_maps_that_leave_them_alone() -> None:
     assert exact(dataset.map(lambda session: {"length": len(session)}, input_columns="session", num_proc=2))
 
 
-def test_a_map_sees_the_exact_values() -> None:
-    dataset = hard_dataset()
+def test_a_map_sees_the_exact_values(hard_dataset: Dataset) -> None:
+    dataset = hard_dataset
 
     def look(row: dict[str, Any]) -> dict[str, Any]:
         return {"seen": dumps(row["messages"][0]), "count": len(row["messages"])}
@@ -150,8 +96,8 @@ def test_a_map_sees_the_exact_values() -> None:
     assert rewritten["messages"][0][0]["n"][0] == 2**70
 
 
-def test_values_survive_saving(tmp_path: Path) -> None:
-    dataset = hard_dataset()
+def test_values_survive_saving(hard_dataset: Dataset, tmp_path: Path) -> None:
+    dataset = hard_dataset
     dataset.save_to_disk(tmp_path / "saved")
     loaded = load_from_disk(tmp_path / "saved")
     assert exact(loaded)
@@ -174,13 +120,7 @@ def test_json_text_takes_objects_text_and_nothing() -> None:
     assert feature.cast_storage(nested).storage.to_pylist() == ['[{"role":"user","content":"x"}]', None]
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-        max_leaves=20,
-    )
-)
+@given(json_values(infinity=True))
 @settings(max_examples=150, deadline=None)
 def test_any_json_goes_through_arrow_unchanged(value: Any) -> None:
     column = pa.array([dumps([value])], pa.string())
@@ -217,10 +157,71 @@ def test_decode_column_reads_text_of_every_kind(arrow_type: pa.DataType) -> None
 def test_lone_surrogates_are_escaped_in_json_and_dropped_from_messages() -> None:
     assert dumps(["é\ud800"]) == '["é\\ud800"]'
     assert json.loads(dumps(["é\ud800"])) == ["é\ud800"]
-    assert Message(None, {"role": "user", "content": "é\ud800🙈"}).content() == {"role": "user", "content": "é🙈"}
+    tree, node = tree_of({"role": "user", "content": "é\ud800🙈\udfff", "\udc00k": [{"x": "\ud83d"}, "\\ud800"]})
+    assert tree.messages(node) == [{"role": "user", "content": "é🙈", "k": [{"x": ""}, "\\ud800"]}]
 
 
-def test_an_empty_data_set_has_all_columns() -> None:
-    dataset = ConversationRows().dataset()
-    assert len(dataset) == 0
-    assert dataset.features == FEATURES
+def test_text_that_was_encoded_twice_is_read() -> None:
+    assert loads('[{"a":1}]') == loads(dumps('[{"a":1}]')) == [{"a": 1}]
+
+
+def test_lists_that_begin_alike_share_their_nodes() -> None:
+    tree = MessageTree()
+    question = tree.text({"role": "user", "content": "q"}, entry="e1")
+    answers = [tree.text({"role": "assistant", "content": name}, name, "tiny") for name in "ab"]
+    root = tree.append(-1, question)
+    left, right = (tree.append(root, answer) for answer in answers)
+    assert (tree.append(-1, question), tree.append(root, answers[1])) == (root, right)
+    again = tree.append(left, question)
+    assert (tree.parents, tree.text_of) == ([-1, root, root, left], [0, 1, 2, 0])
+    assert (tree.entries, tree.models) == (["e1", "a", "b"], [None, "tiny", "tiny"])
+    assert tree.path(again) == [0, 1, 0]
+    assert tree.path(-1) == tree.messages(-1) == []
+    assert tree.json(-1) == b"[]"
+    assert [message["content"] for message in tree.messages(again)] == ["q", "a", "q"]
+    assert [message["content"] for message in tree.messages(right)] == ["q", "b"]
+
+
+def test_equal_messages_are_two_texts() -> None:
+    tree, node = tree_of({"role": "user", "content": "x"}, {"role": "user", "content": "x"})
+    assert tree.path(node) == [0, 1]
+    assert tree.append(-1, 1) != tree.append(-1, 0)
+
+
+def test_messages_are_fresh_objects() -> None:
+    tree, node = tree_of({"role": "user", "content": ["x"]})
+    tree.messages(node)[0]["content"].append("y")
+    assert tree.messages(node) == [{"role": "user", "content": ["x"]}]
+
+
+def test_a_text_is_taken_once() -> None:
+    tree, node = tree_of({"role": "user", "content": "é"}, {"role": "assistant", "content": ""})
+    assert tree.take(0) == '{"role":"user","content":"é"}'.encode()
+    assert tree.texts == [b"", b'{"role":"assistant","content":""}']
+    assert tree.take(0) == b""
+
+
+def test_messages_are_exact() -> None:
+    tree, node = tree_of(HARD, {"z": 10**400, "a": -(2**63) - 1, "f": [5e-324, 1.7976931348623157e308, 0.1 + 0.2]})
+    assert json.dumps(tree.messages(node)) == json.dumps(
+        [HARD, {"z": 10**400, "a": -(2**63) - 1, "f": [5e-324, 1.7976931348623157e308, 0.1 + 0.2]}]
+    )
+    tree, node = tree_of({"n": [math.inf, -math.inf, math.nan]})
+    assert tree.messages(node) == [{"n": [None, None, None]}]
+
+
+@given(st.lists(st.dictionaries(TEXT, json_values(infinity=False), max_size=4), max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_any_messages_come_back_as_they_were_without_lone_surrogates(messages: list[dict[str, Any]]) -> None:
+    tree, node = tree_of(*messages)
+    assert json.dumps(tree.messages(node)) == json.dumps([clean(message) for message in messages])
+    tree.json(node).decode()
+
+
+def clean(value: Any) -> Any:
+    """Drop lone surrogates from all texts and keys; of keys that become equal the last one counts."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "ignore").decode()
+    if isinstance(value, list):
+        return [clean(item) for item in value]
+    return {clean(key): clean(item) for key, item in value.items()} if isinstance(value, dict) else value

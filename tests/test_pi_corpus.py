@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dagpack_hf.pi import export_turns
+from dagpack_hf.pi import export_turns, iter_turns
 from dagpack_hf.pi.context import ContextBuilder
 from dagpack_hf.pi.reader import SessionFile, read_session
 from dagpack_hf.pi.tree import build_tree
@@ -83,34 +84,61 @@ def test_the_export_has_one_object_for_each_assistant_entry() -> None:
     assert sum(row["trained"] for row in rows) == 147
 
 
-def plain(content: Any) -> Any:
-    """Bring a content to blocks of what reaches the model: pi keeps fields of its own beside them."""
-    if isinstance(content, str):
-        return [["text", content]]
-    return [
-        [block["type"], block.get("text", block.get("thinking", block.get("id", block.get("data"))))]
-        for block in content
-    ]
+FIELDS = ("role", "toolCallId", "toolName", "isError", "stopReason", "provider", "api", "model", "responseId")
+FIELDS += ("sections", "toolsAdded", "toolsRemoved")
 
 
-@pytest.mark.parametrize("version", ["0.74.2", "1.6.0"])
-def test_contexts_equal_those_of_pi(version: str) -> None:
+def comparable(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a message says: its content in blocks, whole, and everything a request is made from."""
+    content = message["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**{name: message.get(name) for name in FIELDS}, "content": blocks}
+
+
+@pytest.mark.parametrize(("version", "files", "entries"), [("0.74.2", 33, 441), ("1.6.0", 25, 448)])
+def test_the_context_of_every_entry_equals_that_of_pi(version: str, files: int, entries: int) -> None:
+    truths = sorted((CORPUS / "oracle" / version).rglob("*.json"))
+    sessions = sorted((CORPUS / "sessions" / version).rglob("*.jsonl"))
+    assert len(truths) == len(sessions) == files
     checked = 0
-    for truth_path in sorted((CORPUS / "oracle" / version).rglob("*.json")):
+    for truth_path, path in zip(truths, sessions, strict=True):
         truth = json.loads(truth_path.read_text("utf-8"))
-        path = CORPUS / "sessions" / truth_path.relative_to(CORPUS / "oracle").with_suffix(".jsonl")
+        table = truth.get("table", {})
         tree = build_tree(read_session(path))
         builder = ContextBuilder(tree)
-        table = truth.get("table", {})
+        assert [entry["id"] for entry in tree.entries] == truth["order"]
         for index, entry in enumerate(tree.entries):
             context = builder.at(index)
             ours = [] if context is None else [item.message for item in context.items()]
-            theirs = [
-                table.get(key, key) if isinstance(key, str) else key
-                for key in truth["entries"][entry["id"]]["messages"]
-            ]
-            assert [[item["role"], plain(item["content"])] for item in ours] == [
-                [item["role"], plain(item["content"])] for item in theirs
-            ], f"{path.name} entry {entry['id']}"
+            theirs = [table[key] if isinstance(key, str) else key for key in truth["entries"][entry["id"]]["messages"]]
+            assert list(map(comparable, ours)) == list(map(comparable, theirs)), f"{path.name} entry {entry['id']}"
             checked += 1
-    assert checked > 400
+    assert checked == entries
+
+
+def test_every_request_of_both_versions(tmp_path: Path) -> None:
+    export = tmp_path / "export.jsonl"
+    with open(export, "w", encoding="utf-8") as file:
+        for turn in export_turns(
+            CORPUS / "sessions",
+            system_prompt=lambda session: supplied(session).get("prompt"),
+            tools=lambda session: supplied(session).get("tools"),
+        ):
+            file.write(json.dumps(turn) + "\n")
+    assert compare(export) == "323 of 323 turns equal"
+
+
+def test_recorded_prompts_are_those_of_the_requests() -> None:
+    """One session of 0.74.2 was recorded: its turns have the system prompt and tools that were sent."""
+    (path,) = (CORPUS / "sessions" / "0.74.2" / "j_prompt_change").glob("*01a22a74-7a30*")
+    truth = json.loads((CORPUS / "ground_truth" / "0.74.2" / "j_prompt_change.json").read_text("utf-8"))
+    requests = {request["responseId"]: request for request in truth["requests"]}
+    entries = {entry["id"]: entry for entry in read_session(path).entries}
+    turns = list(iter_turns(path))
+    assert len(turns) == 3
+    for turn in turns:
+        request = requests[entries[turn.entry]["message"]["responseId"]]
+        assert turn.messages[0] == truth["messages"][request["messages"][0]]
+        sent = truth["tools"][request["tools"]]
+        described = [{key: tool["function"][key] for key in ("name", "description", "parameters")} for tool in sent]
+        assert [tool["function"] for tool in turn.tools or []] == described

@@ -24,6 +24,7 @@ examples:
   dagpack stats                                    what sharing saves on your own pi sessions
   dagpack stats ~/sessions --tokenizer Qwen/Qwen3-0.6B
   dagpack export --format openai session.jsonl > requests.jsonl
+  dagpack record --install                         make pi store system prompts and tools
   dagpack pack --tokenizer Qwen/Qwen3-0.6B --max-length 32768 --out rows
   dagpack train --model_name_or_path Qwen/Qwen3-0.6B --max_length 32768 --output_dir out
 

@@ -41,16 +41,6 @@ def add_sessions(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_prompt(parser: argparse.ArgumentParser) -> None:
-    """Add the options for what sessions of older versions of pi do not record."""
-    parser.add_argument(
-        "--system-prompt",
-        metavar="FILE",
-        help="text file with the system prompt of turns for which none is recorded (pi before 0.86)",
-    )
-    parser.add_argument("--tools", metavar="FILE", help="JSON file with the list of their tools' function schemas")
-
-
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     parser.add_argument(
@@ -72,34 +62,6 @@ def session_paths(given: Iterable[str] | None) -> list[str] | None:
 
     paths = [str(sample_sessions()) if path == SAMPLE else path for path in given or ()]
     return paths or None
-
-
-def read_prompt(system_prompt: str | None, tools: str | None) -> dict[str, Any]:
-    """Read the files of `add_prompt`, as options of `load_sessions`.
-
-    Args:
-        system_prompt: Text file.
-        tools: JSON file.
-
-    Raises:
-        UsageError: If a file does not hold what it should.
-        OSError: If a file cannot be read.
-    """
-    options: dict[str, Any] = {}
-    try:
-        if system_prompt:
-            path, what = system_prompt, "UTF-8 text"
-            with open(path, encoding="utf-8", newline="") as file:
-                options["system_prompt"] = file.read()
-        if tools:
-            path, what = tools, "a JSON list of function schemas"
-            with open(path, encoding="utf-8") as file:
-                options["tools"] = json.load(file)
-            if not all(isinstance(tool.get("function", tool)["name"], str) for tool in options["tools"]):
-                raise ValueError("a tool without a name")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{path}: is not {what} ({error})") from error
-    return options
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from dagpack_hf.cli.arguments import (
     HelpFormatter,
     UsageError,
-    add_prompt,
     add_sessions,
     quiet_libraries,
-    read_prompt,
     session_paths,
     show_progress,
 )
+from dagpack_hf.cli.reading import add_reading, loading_options, reading_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,7 +130,7 @@ def add_parser(commands: Any) -> None:
         "stdout)",
     )
     parser.add_argument("--strict", action="store_true", help="stop at the first file or line that cannot be used")
-    add_prompt(parser)
+    add_reading(parser)
     parser.set_defaults(run=run)
 
 
@@ -145,7 +144,7 @@ def run(options: argparse.Namespace) -> int:
     files = session_files(session_paths(options.sessions))
     if options.out and os.path.realpath(options.out) in {os.path.realpath(file) for file in files}:
         raise UsageError(f"--out {options.out}: is one of the session files that are read; choose another name")
-    reading = read_prompt(options.system_prompt, options.tools)
+    reading = loading_options(options) if options.unit == "conversations" else reading_options(options)
     reading["on_error"] = "raise" if options.strict else "skip"
     if options.images:
         reading["images"] = options.images

@@ -17,15 +17,14 @@ from dagpack_hf.cli.arguments import (
     Printer,
     UsageError,
     add_json,
-    add_prompt,
     add_sessions,
     load_tokenizer,
     positive,
     quiet_libraries,
-    read_prompt,
     session_paths,
     show_progress,
 )
+from dagpack_hf.cli.reading import add_reading, loading_options
 
 _DESCRIPTION = """\
 Read pi sessions, render every trained turn in its exact context, merge everything by shared
@@ -81,9 +80,8 @@ def add_parser(commands: Any) -> None:
         help="what to do with turns that the chat template cannot render as at inference (default: raise)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="shuffles the windows (default: 0)")
-    parser.add_argument("--num-proc", type=positive, metavar="N", help="processes that render (default: one)")
     parser.add_argument("--overwrite", action="store_true", help="replace DIR if an earlier run made it")
-    add_prompt(parser)
+    add_reading(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -97,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
     progress = show_progress()
     with quiet_libraries(progress=progress):
         tokenizer = load_tokenizer(options.tokenizer)
-        prompt = read_prompt(options.system_prompt, options.tools)
-        conversations, loaded = load_sessions(session_paths(options.sessions), return_report=True, **prompt)
+        reading = loading_options(options)
+        conversations, loaded = load_sessions(session_paths(options.sessions), return_report=True, **reading)
         say(str(loaded))
         if not len(conversations):
             raise ValueError("no turn to train in these sessions, so there is nothing to pack")

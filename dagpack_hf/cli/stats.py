@@ -11,15 +11,14 @@ from dagpack_hf.cli.arguments import (
     HelpFormatter,
     Printer,
     add_json,
-    add_prompt,
     add_sessions,
     load_tokenizer,
     positive,
     quiet_libraries,
-    read_prompt,
     session_paths,
     show_progress,
 )
+from dagpack_hf.cli.reading import add_reading, loading_options
 
 if TYPE_CHECKING:
     from dagpack_hf.packing import PackReport
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Read pi sessions and show what they hold, what was left out and why, and what packing by shared
 prefixes saves: tokens with and without sharing, and windows against the least possible number.
-Nothing is written.
+Nothing is written but the cache of what was read.
 """
 
 _EPILOG = """\
@@ -69,7 +68,7 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="window lengths in tokens (default: 1, 2 and 4 times the longest path, rounded up to a multiple of 128)",
     )
-    add_prompt(parser)
+    add_reading(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -82,8 +81,8 @@ def run(options: argparse.Namespace) -> int:
     say = Printer(options.json)
     with quiet_libraries(progress=show_progress()):
         tokenizer = load_tokenizer(options.tokenizer)
-        prompt = read_prompt(options.system_prompt, options.tools)
-        conversations, loaded = load_sessions(session_paths(options.sessions), return_report=True, **prompt)
+        reading = loading_options(options)
+        conversations, loaded = load_sessions(session_paths(options.sessions), return_report=True, **reading)
         say(str(loaded))
         result: dict[str, Any] = {
             "load": asdict(loaded),

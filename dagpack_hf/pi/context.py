@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagpack_hf.pi.stored import StoredContent
+from dagpack_hf.pi.stored import OFFSET, StoredContent
 from dagpack_hf.pi.tree import EntryTree
 
 COMPACTION_SUMMARY = (
@@ -245,7 +245,7 @@ def _summary(form: str, source: Mapping[str, Any]) -> dict[str, Any]:
 def _replaced(message: Mapping[str, Any], replacement: Mapping[str, Any]) -> Mapping[str, Any]:
     if message["role"] not in _EDITABLE:
         return message
-    return {**message, "content": replacement.get("content")}
+    return {**message, "content": replacement.get("content"), OFFSET: None}
 
 
 def _linked(context: Context | None, message: Mapping[str, Any], entry: str) -> Context:

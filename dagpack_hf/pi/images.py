@@ -22,6 +22,7 @@ Places = dict[str, int]
 """Reference -> byte offset of the line that holds the image."""
 
 _PREFIX = "pi-image:"
+_MARK = b'"url":"pi-image:'
 _REFERENCE = re.compile(rb'"url":"(pi-image:[0-9a-f]{32})"')
 _CACHE_BYTES = 64 * 1024 * 1024
 
@@ -54,12 +55,18 @@ def refer_to_images(entry: dict[str, Any], offset: int, places: Places) -> int:
 
 
 def data_url(block: Mapping[str, Any]) -> str:
-    """Return the data URL of an image block as stored by pi."""
-    return f"data:{block.get('mimeType')};base64,{block.get('data')}"
+    """Return the data URL of an image block as stored by pi, without lone surrogates."""
+    url = f"data:{block.get('mimeType')};base64,{block.get('data')}"
+    return url if url.isascii() else url.encode("utf-8", "ignore").decode()
+
+
+def spell_out(text: bytes) -> bytes:
+    """Return JSON text of the same value in which nothing is taken for a reference: for arguments of tool calls."""
+    return text.replace(_MARK, _MARK.replace(b"-", rb"\u002d")) if _MARK in text else text
 
 
 def _reference(block: Mapping[str, Any]) -> str:
-    return _PREFIX + blake2b(data_url(block).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return _PREFIX + blake2b(data_url(block).encode(), digest_size=16).hexdigest()
 
 
 def _image_blocks(entry: dict[str, Any]) -> Sequence[dict[str, Any]]:
@@ -84,39 +91,53 @@ class ImageStore:
         self._urls: OrderedDict[str, str] = OrderedDict()
         self._size = 0
 
-    def restore(self, text: bytes, *, strict: bool = False) -> bytes:
+    def restore(self, text: bytes) -> bytes:
         """Put data URLs in place of the references in JSON text.
 
         Args:
-            text: JSON text, as `conversations.dumps` writes it.
-            strict: Raise an error for a reference to an image that is not in the file; else it is left as it is.
+            text: JSON text of chat-form messages, as `wire` writes it.
 
         Returns:
             The text with all images of this file.
 
         Raises:
-            ValueError: If the file has changed since it was read, or, with `strict`, lacks an image.
+            ValueError: If the file has changed since it was read.
         """
-        if b'"url":"pi-image:' not in text:
-            return text
-        if strict and (missing := {match[1].decode() for match in _REFERENCE.finditer(text)} - self._places.keys()):
-            raise ValueError(f"{self._path}: holds no image {sorted(missing)[0]}; is it the row's session?")
-        return _REFERENCE.sub(self._url, text)
+        return _REFERENCE.sub(self._json_url, text) if _MARK in text else text
 
-    def _url(self, match: re.Match[bytes]) -> bytes:
+    def resolved(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a chat-form message with data URLs in place of references.
+
+        Raises:
+            ValueError: If the file has changed since it was read, or does not hold an image.
+        """
+        content = message["content"]
+        return {**message, "content": list(map(self._resolved, content))} if type(content) is list else {**message}
+
+    def _resolved(self, part: dict[str, Any]) -> dict[str, Any]:
+        url = part["image_url"]["url"] if part["type"] == "image_url" else ""
+        if not url.startswith(_PREFIX):
+            return part
+        if url not in self._places:
+            raise ValueError(f"{self._path}: holds no image {url}; is it the row's session?")
+        return {**part, "image_url": {"url": self._url(url)}}
+
+    def _json_url(self, match: re.Match[bytes]) -> bytes:
         reference = match[1].decode()
         if reference not in self._places:
             return match[0]
+        return b'"url":' + dumps(self._url(reference)).encode()
+
+    def _url(self, reference: str) -> str:
         if reference not in self._urls:
             self._read(self._places[reference])
-        try:
-            self._urls.move_to_end(reference)
-        except KeyError:
-            raise ValueError(f"{self._path}: has changed since it was read; load it again") from None
+        if reference not in self._urls:
+            raise ValueError(f"{self._path}: has changed since it was read; load it again")
+        self._urls.move_to_end(reference)
         url = self._urls[reference]
         while self._size > _CACHE_BYTES and len(self._urls) > 1:
             self._size -= len(self._urls.popitem(last=False)[1])
-        return b'"url":' + dumps(url).encode()
+        return url
 
     def _read(self, offset: int) -> None:
         """Read the images of one line."""

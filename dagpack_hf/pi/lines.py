@@ -5,7 +5,7 @@ than itself: NUL padding, byte order marks and invalid UTF-8 are mended, and whe
 after it (a crash of pi before 0.84.4) the entry at its end is recovered. Only what is there when the file is opened is
 read, so a file that a running pi appends to is read up to its last whole line.
 
-Cost: one line of text at a time. A damaged line is decoded at most 32 times, however it is made.
+Cost: one line of text at a time. A damaged line is searched for entries at most 32 times, however it is made.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ ENTRY_TYPES = (
 """Types of the entries that pi itself writes."""
 
 _ENTRY_START = re.compile(r'\{"type": ?"(?:session|' + "|".join(ENTRY_TYPES) + ')"')
+_BETWEEN = re.compile(r"[\s\0]*")
 _TRIES = 32
 _BUFFER = 1024 * 1024
 
@@ -124,13 +125,11 @@ def _mend(raw: bytes, number: int) -> tuple[list[Any], list[Problem]]:
 def _glued(text: str) -> tuple[list[dict[str, Any]], bool]:
     """Return the entries in a text, one after the other, and whether anything lies between or after them."""
     values: list[dict[str, Any]] = []
-    lost = False
-    position = 0
-    for _ in range(_TRIES):
-        while text[position : position + 1].isspace():
-            position += 1
+    position = torn = 0
+    while torn < _TRIES:
+        position = _after_space(text, position)
         if position == len(text):
-            return values, lost
+            break
         try:
             value, end = _DECODER.raw_decode(text, position)
         except (ValueError, RecursionError):
@@ -139,12 +138,18 @@ def _glued(text: str) -> tuple[list[dict[str, Any]], bool]:
             values.append(value)
             position = end
             continue
-        lost = True
+        torn += 1
         start = _ENTRY_START.search(text, position + 1)
         if start is None:
-            return values, lost
+            break
         position = start.start()
-    return values, True
+    return values, torn > 0
+
+
+def _after_space(text: str, position: int) -> int:
+    """Return the place of the next character that is neither white space nor NUL."""
+    space = _BETWEEN.match(text, position)
+    return position if space is None else space.end()
 
 
 def _looks_whole(value: Any) -> bool:

@@ -18,7 +18,7 @@ def version_number(header: dict[str, Any]) -> float | None:
         return 1
     try:
         return float(version)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -13,7 +13,7 @@ What a file does not say is decided here, once:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from fnmatch import fnmatchcase
@@ -24,7 +24,19 @@ from dagpack_hf.pi.reader import SessionFile
 PathLike = str | os.PathLike[str]
 Images = Literal["placeholder", "keep", "reference"]
 TARGET_STOP_REASONS = ("stop", "toolUse")
+_ENDED = {"stop", "toolUse", "length"}
 _FAILED = {"error", "aborted"}
+_LISTS = (
+    "text_only_models",
+    "system_update_models",
+    "target_stop_reasons",
+    "html_exports",
+    "models",
+    "providers",
+    "cwd",
+    "names",
+    "labels",
+)
 
 
 @dataclass(frozen=True)
@@ -77,12 +89,32 @@ class ReadOptions:
             raise ValueError(f"images={self.images!r} is unknown: use 'placeholder', 'keep' or 'reference'")
         if self.on_error not in ("skip", "raise"):
             raise ValueError(f"on_error={self.on_error!r} is unknown: use 'skip' or 'raise'")
+        for name in _LISTS:
+            object.__setattr__(self, name, _listed(getattr(self, name), name))
         if failed := _FAILED & set(self.target_stop_reasons):
             raise ValueError(f"target_stop_reasons holds {sorted(failed)}: a failed turn is never a target")
+        if unknown := set(self.target_stop_reasons) - _ENDED:
+            raise ValueError(
+                f"target_stop_reasons holds {sorted(unknown)}: use {', '.join(map(repr, sorted(_ENDED)))}"
+            )
         if self.pi_version is not None:
             legacy_version(self.pi_version)
         for name in ("since", "until"):
             moment(getattr(self, name), name)
+
+
+def _listed(value: Any, name: str) -> Any:
+    """Return the value of an option that takes several texts: one text as a tuple, what can be read once as well."""
+    if isinstance(value, str | os.PathLike):
+        return (value,)
+    if value is None:
+        return None
+    if not isinstance(value, Iterable):
+        raise ValueError(f"{name}={value!r} is neither a text nor a list of texts")
+    values = tuple(value)
+    if any(not isinstance(item, str | os.PathLike) for item in values):
+        raise ValueError(f"{name}={value!r} holds something that is no text")
+    return values if isinstance(value, Iterator) else value
 
 
 def legacy_version(version: str) -> bool:
@@ -101,7 +133,7 @@ def moment(value: datetime | date | str | None, name: str) -> datetime | None:
         name: The option it is given for.
 
     Raises:
-        ValueError: If the text is no ISO time.
+        ValueError: If it is no time.
     """
     if value is None:
         return None
@@ -112,6 +144,8 @@ def moment(value: datetime | date | str | None, name: str) -> datetime | None:
             raise ValueError(
                 f"{name}={value!r} is no time in ISO form, such as '2026-01-31' or '2026-01-31T09:30'"
             ) from error
+    elif not isinstance(value, date):
+        raise ValueError(f"{name}={value!r} is no time: use a datetime, a date, or text in ISO form")
     elif not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
     return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
@@ -195,7 +229,7 @@ def _labelled(session: SessionFile, parents: Sequence[int], patterns: Collection
     marked = {
         index
         for index, entry in enumerate(session.entries)
-        if isinstance(labels.get(entry["id"]), str) and _matches(patterns, labels[entry["id"]])
+        if isinstance(label := labels.get(entry["id"]), str) and label and _matches(patterns, label)
     }
     above = set()
     for index in marked:

@@ -6,8 +6,8 @@ loses are read where their meaning is plain: a header that is late, doubled, wit
 taken from the file's name), and a title line before it, as oh-my-pi writes. The files of pi-agent-core's own harness
 (version 4, lines with `kind`) are another format and are refused.
 
-Cost: the text of one line at a time; the decoded entries are kept, without images unless the caller wants them, and
-without what never reaches a model, such as costs and the `details` of tool results.
+Cost: the text of one line at a time; the decoded entries are kept, whole or, for loading, without images and without
+what never reaches a model, such as costs and the `details` of tool results.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from dagpack_hf.pi.stored import OFFSET, Source, StoredContent
 
 __all__ = ["Problem", "SessionError", "SessionFile", "read_session"]
 
+UNREADABLE = "unreadable"
+"""Type of an entry that could not be used and only keeps its place in the tree."""
 _PATIENCE = 32
 """Values without a header or an entry after which a file is taken for something else."""
 _ROLES = ("user", "assistant", "toolResult")
@@ -58,7 +60,8 @@ class SessionFile:
     Attributes:
         path: The file, as it was given.
         header: The header line.
-        entries: The entries in file order; each has a string `id` and a string `type`.
+        entries: The entries in file order; each has a string `id` and a string `type`. One whose line could not be
+            used but has an id keeps its place, with type `UNREADABLE` and nothing else.
         lines: Line number of each entry.
         problems: What is wrong in the file, in line order.
         images: Where the images are that entries refer to.
@@ -100,7 +103,8 @@ def read_session(path: str | Path, *, images: Literal["inline", "reference", "dr
     Args:
         path: The file.
         images: What stays of the data of images: all (`"inline"`), a reference that `images.ImageStore` resolves, or
-            nothing. In the last two cases long contents are not kept in memory but read again, as `StoredContent`.
+            nothing. In the last two cases entries are kept lean: without costs, times and other things that never
+            reach a model, and with long contents as `StoredContent`, which is read again when it is needed.
 
     Returns:
         Header, entries and problems.
@@ -117,36 +121,32 @@ def read_session(path: str | Path, *, images: Literal["inline", "reference", "dr
     lines: list[int] = []
     last = -1
     for number, offset, length, value in read_values(path, problems):
-        if type(value) is dict:
+        if images != "inline" and type(value) is dict:
             message = value.get("message")
+            found = drop_images(value) if images == "drop" else refer_to_images(value, offset, places)
             if type(message) is dict:
                 _forget(message)
-            if images == "inline":
-                found = 0
-            elif images == "drop":
-                found = drop_images(value)
-            else:
-                found = refer_to_images(value, offset, places)
-            if type(message) is dict and offset != last and images != "inline":
-                message[OFFSET] = offset
-                if length > _LONG and not found and message.get("role") in _ROLES:
+                message[OFFSET] = offset if offset != last else None
+                if offset != last and length > _LONG and not found and message.get("role") in _ROLES:
                     message["content"] = StoredContent(source, offset)
             last = offset
         if beginning.current:
             reason = _fault(value)
-            if reason is None:
+            if reason is not None:
+                problems.append(Problem(number, reason))
+                value = _place(value)
+            if value is not None:
                 entries.append(value)
                 lines.append(number)
-            else:
-                problems.append(Problem(number, reason))
         else:
             beginning.add(number, value)
     header = beginning.finish(problems)
     if beginning.values:
-        kept = [(number, value, _fault(value)) for number, value in beginning.values]
-        problems += [Problem(number, reason) for number, _, reason in kept if reason is not None]
-        entries = [value for _, value, reason in kept if reason is None] + entries
-        lines = [number for number, _, reason in kept if reason is None] + lines
+        early = [(number, value, _fault(value)) for number, value in beginning.values]
+        problems += [Problem(number, reason) for number, _, reason in early if reason is not None]
+        kept = [(number, value if reason is None else _place(value)) for number, value, reason in early]
+        entries = [value for _, value in kept if value is not None] + entries
+        lines = [number for number, value in kept if value is not None] + lines
     problems.sort(key=lambda problem: problem.line)
     return SessionFile(str(path), header, entries, lines, problems, places, source)
 
@@ -169,7 +169,7 @@ class _Beginning:
         self._header: dict[str, Any] | None = None
         self._header_line = 0
         self._header_place = 0
-        self._title: Any = None
+        self._title: dict[str, Any] | None = None
         self._is_session = False
 
     def add(self, number: int, value: Any) -> None:
@@ -182,8 +182,8 @@ class _Beginning:
                 version = version_number(value)
                 self.current = version is None or version >= CURRENT_VERSION
                 return
-            if kind == "title" and not self.values and "id" not in value:
-                self._title = value.get("title")
+            if kind == "title" and "id" not in value and self._title is None and not self.values:
+                self._title = value
                 return
             if not self._is_session:
                 _refuse_harness(self._path, number, value)
@@ -205,10 +205,12 @@ class _Beginning:
                 problems.append(Problem(self._header_line, reason, skipped=False))
             values.insert(self._header_place, header)
             migrate(values, version)
-        return header if self._title is None else {**header, "title": self._title}
+        return header if self._title is None else {**header, "title": self._title.get("title")}
 
     def _refuse(self) -> None:
-        found = "neither a session header nor an entry of a session" if self.values else "the file holds no JSON line"
+        found = "the file holds no JSON line"
+        if self.values or self._title is not None:
+            found = "neither a session header nor an entry of a session"
         raise SessionError(self._path, None, f"not a pi session: {found}")
 
     def _checked_header(self, problems: list[Problem]) -> dict[str, Any]:
@@ -258,6 +260,13 @@ def _fault(entry: Any) -> str | None:
         if type(message) is not dict or type(message.get("role")) is not str:
             return "message entry without a message that has a role"
     return None
+
+
+def _place(value: Any) -> dict[str, Any] | None:
+    """Return what stays of a line that cannot be used, `None` if nothing: others may hang below it."""
+    if type(value) is not dict or type(value.get("id")) is not str or value.get("type") == "session":
+        return None
+    return {"type": UNREADABLE, "id": value["id"], "parentId": value.get("parentId")}
 
 
 def _forget(message: dict[str, Any]) -> None:

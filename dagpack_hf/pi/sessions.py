@@ -23,7 +23,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from dagpack_hf.maximal import Provenance, SourcePart, SourceWriter, merge, writ
 from dagpack_hf.pi.context import SystemPrompt
 from dagpack_hf.pi.images import ImageStore
 from dagpack_hf.pi.options import PathLike, ReadOptions
+from dagpack_hf.pi.reader import read_session
 from dagpack_hf.pi.report import LoadReport, Tally
 from dagpack_hf.pi.turns import SAME_TURN, exported_prompts, file_turns, session_files, turn_key, with_progress
 
@@ -143,11 +144,9 @@ def resolve_images(messages: Sequence[dict[str, Any]], session: PathLike) -> lis
     Raises:
         ValueError: If the file no longer holds an image.
     """
-    from dagpack_hf.conversations import dumps, loads
-    from dagpack_hf.pi.reader import read_session
-
-    store = ImageStore(session, read_session(Path(session), images="reference").images)
-    return loads(store.restore(dumps(list(messages)).encode(), strict=True).decode())
+    path = os.path.expanduser(os.fspath(session))
+    store = ImageStore(path, read_session(path, images="reference").images)
+    return [store.resolved(message) for message in messages]
 
 
 # Reading
@@ -245,7 +244,7 @@ def _code_digest() -> list[str | None]:
 
 def _content(paths: PathLike | Iterable[PathLike] | None) -> list[Any]:
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths or ())
-    return [_file_digest(os.fspath(path)) for path in given]
+    return [_file_digest(os.path.expanduser(os.fspath(path))) for path in given]
 
 
 def _file_digest(path: str) -> str | None:
@@ -278,9 +277,12 @@ def _new_folder(folder: Path, *, replace: bool) -> Iterator[Path]:
     new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         yield new
-        if replace:
+        if replace or not _complete(folder):
             shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError) if _complete(folder) else nullcontext():
+        try:
             os.rename(new, folder)
+        except OSError:
+            if not _complete(folder):
+                raise
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -270,10 +270,16 @@ def _supplied(session: SessionFile, options: ReadOptions) -> SystemPrompt:
     """Return the prompt and tools that the caller supplies for requests of a file that it does not record."""
     text = options.system_prompt(session) if callable(options.system_prompt) else options.system_prompt
     schemas = options.tools(session) if callable(options.tools) else options.tools
-    functions = [schema.get("function", schema) for schema in schemas or ()]
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"system_prompt= gives {text!r} for {session.path}: it must be a text or None")
+    functions = [mapping(mapping(schema).get("function", schema)) for schema in schemas or ()]
+    if not all(isinstance(function.get("name"), str) for function in functions):
+        raise ValueError(
+            f"tools= gives {schemas!r} for {session.path}: it must be a list of function schemas, or None"
+        )
     if not text and not functions:
         return NO_SYSTEM_PROMPT
-    return SystemPrompt((text,) if text else (), tools={function["name"]: function for function in functions})
+    return SystemPrompt((text,) if text else (), tools={function["name"]: dict(function) for function in functions})
 
 
 class _Models:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from dagpack_hf.conversations import MessageTree
 from dagpack_hf.pi.call_ids import chat_call_id
 from dagpack_hf.pi.context import NO_SYSTEM_PROMPT, Context, SystemPrompt, block_text, blocks, content_text, mapping
-from dagpack_hf.pi.images import data_url
+from dagpack_hf.pi.images import data_url, spell_out
 from dagpack_hf.pi.stored import OFFSET, Source, StoredContent
 
 USER_IMAGE = "(image omitted: model does not support images)"
@@ -171,7 +171,7 @@ class _Replies:
         if reply is None:
             content, thinking, signature, calls = _read(message)
             model = model_key(message)
-            text = self._tree.text(_assistant(content, thinking, calls), entry, model[2])
+            text = _add_reply(self._tree, _assistant(content, thinking, calls), entry, model[2])
             names = [(call, name) for call, name, _ in calls]
             empty = not content and not calls
             reply = self._known[id(message)] = _Reply(message, model, text, empty, bool(thinking), signature, names)
@@ -337,12 +337,12 @@ class _Fold:
         if reply.model == self._key:
             if reply.thinks and not _sends_thinking(reply, model):
                 content, _, _, made = _read(message)
-                text = self._tree.text(_assistant(content, "", made), entry, reply.model[2])
+                text = _add_reply(self._tree, _assistant(content, "", made), entry, reply.model[2])
         elif reply.thinks or _renames(model, names):
             content, made, renamed = self._foreign(message, renamed)
             names = [(call, name) for call, name, _ in made]
             empty = not content and not made
-            text = self._tree.text(_assistant(content, "", made), entry, reply.model[2])
+            text = _add_reply(self._tree, _assistant(content, "", made), entry, reply.model[2])
         if not empty:
             last = self._tree.append(last, text)
         return last, tuple(names) if names else calls, answered, images, held, renamed, True
@@ -381,6 +381,13 @@ def _renames(model: RequestModel, calls: Sequence[tuple[str, str]]) -> bool:
     if model.api != "openai-completions":
         return False
     return any(chat_call_id(call, model.provider, legacy=model.legacy) != call for call, _ in calls)
+
+
+def _add_reply(tree: MessageTree, message: dict[str, Any], entry: str, model: str) -> int:
+    """Add an assistant message; its arguments may hold anything, also what looks like the reference of an image."""
+    text = tree.text(message, entry, model)
+    tree.texts[text] = spell_out(tree.texts[text])
+    return text
 
 
 def _let_go(message: Mapping[str, Any], source: Source | None) -> None:

@@ -1,0 +1,18 @@
+"""What all tests share: a cache folder of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import datasets
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the tests, and the processes they start, from reading or writing the user's cache."""
+    folder = str(tmp_path_factory.mktemp("datasets"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_DATASETS_CACHE", folder)
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+        yield
