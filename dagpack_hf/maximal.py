@@ -253,10 +253,10 @@ class Rows:
 
     Attributes:
         parts: The parts, in order.
-        first_node: int64 [P + 1], where each part's nodes begin in the arrays over all parts.
+        first_node: int32 [P + 1], where each part's nodes begin in the arrays over all parts.
         end_part: int32 [R], for each row its part.
         end: int32 [R], for each row its turn in the part.
-        group: int64 [N], for each node the first node with the same list.
+        group: int32 [N], for each node the first node with the same list.
         is_target: bool [N], whether the list of a *first* node ends with a target.
         targets: Number of targets.
         unprompted: Number of targets whose prompt is not known.
@@ -285,7 +285,7 @@ def merge(parts: Sequence[SourcePart]) -> Rows:
     Returns:
         The rows, in the order of their last turns.
     """
-    first_node = np.cumsum([0, *(len(part.parents) for part in parts)])
+    first_node = np.cumsum([0, *(len(part.parents) for part in parts)], dtype=np.int32)
     turns = np.array([len(part.ends) for part in parts], np.int64)
     shift = first_node[:-1]
     part_of_turn = np.repeat(np.arange(len(parts)), turns)
@@ -297,10 +297,9 @@ def merge(parts: Sequence[SourcePart]) -> Rows:
     )
     kept = np.flatnonzero(_first_of_equal(keys) == np.arange(len(keys)))
     used = _ancestors(parents, ends[kept])
-    group = np.full(len(parents), -1, np.int64)
-    nodes = np.flatnonzero(used)
-    digests = _concatenate([part.digests for part in parts], (0, 2), np.uint64)[nodes]
-    group[nodes] = nodes[_first_of_equal(digests)]
+    group = np.full(len(parents), -1, np.int32)
+    nodes = np.flatnonzero(used).astype(np.int32)
+    group[nodes] = nodes[_first_of_equal(_concatenate([part.digests for part in parts], (0, 2), np.uint64)[nodes])]
     inner = np.zeros(len(parents), bool)
     below = nodes[parents[nodes] >= 0]
     inner[group[parents[below]]] = True
@@ -324,18 +323,20 @@ def merge(parts: Sequence[SourcePart]) -> Rows:
     )
 
 
-def _concatenate(arrays: list[np.ndarray], shape: Any = 0, dtype: Any = np.int64) -> np.ndarray:
+def _concatenate(arrays: list[np.ndarray], shape: Any = 0, dtype: Any = np.int32) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.zeros(shape, dtype)
 
 
 def _first_of_equal(pairs: np.ndarray) -> np.ndarray:
-    """Return for each pair the index of the first one that is equal to it."""
-    order = np.lexsort((pairs[:, 1], pairs[:, 0]))  # stable: equal pairs stay in their order
-    ordered = pairs[order]
+    """Return for each pair the index of the first one that is equal to it, int32."""
+    order = np.lexsort((pairs[:, 1], pairs[:, 0])).astype(np.int32)  # stable: equal pairs stay in their order
     starts = np.ones(len(pairs), bool)
-    starts[1:] = (ordered[1:] != ordered[:-1]).any(1)
-    first = np.empty(len(pairs), np.int64)
-    first[order] = order[starts][np.cumsum(starts) - 1]
+    for column in (0, 1):
+        ordered = pairs[order, column]
+        differs = ordered[1:] != ordered[:-1]
+        starts[1:] = differs if column == 0 else starts[1:] | differs
+    first = np.empty(len(pairs), np.int32)
+    first[order] = order[starts][np.cumsum(starts, dtype=np.int32) - 1]
     return first
 
 

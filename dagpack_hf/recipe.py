@@ -81,9 +81,7 @@ class SessionArguments:
     )
     html_exports: list[str] | None = field(
         default=None,
-        metadata={
-            "help": "HTML files that pi exported from running sessions (/export), for their prompt and tools."
-        },
+        metadata={"help": "HTML files that pi exported from running sessions (/export), for their prompt and tools."},
     )
     models: list[str] | None = field(
         default=None,

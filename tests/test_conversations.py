@@ -195,7 +195,7 @@ def test_messages_are_fresh_objects() -> None:
 
 
 def test_a_text_is_taken_once() -> None:
-    tree, node = tree_of({"role": "user", "content": "é"}, {"role": "assistant", "content": ""})
+    tree, _ = tree_of({"role": "user", "content": "é"}, {"role": "assistant", "content": ""})
     assert tree.take(0) == '{"role":"user","content":"é"}'.encode()
     assert tree.texts == [b"", b'{"role":"assistant","content":""}']
     assert tree.take(0) == b""

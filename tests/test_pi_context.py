@@ -83,7 +83,10 @@ def test_branches_see_their_own_path(session: SessionBuilder, turns: Any) -> Non
     assert read[left].messages == [user("Explore"), assistant("Found."), user("A")]
     assert read[right].messages == [user("Explore"), assistant("Found."), user("B")]
     assert read[other].messages == [user("Explore")]
-    assert read[left].context.chain()[1] is read[right].context.chain()[1]
+    tree = read[left].tree
+    assert tree is read[right].tree
+    assert tree.path(read[left].context)[:2] == tree.path(read[right].context)[:2]
+    assert tree.parents[read[left].context] == tree.parents[read[right].context] == read[found].target
 
 
 def test_an_orphan_starts_a_path(session: SessionBuilder, turns: Any) -> None:
@@ -342,6 +345,23 @@ def test_thinking_goes_back_to_its_own_model_only(session: SessionBuilder, turns
         assistant("d"),
     ]
     assert read[other].reply == assistant("e", reasoning_content="new")
+
+
+def test_models_share_what_they_see_alike(session: SessionBuilder, turns: Any) -> None:
+    session.system("Base.")
+    asked = session.user([text("look"), text("here")])
+    plain = session.assistant("a")
+    session.result("c0", "out")
+    thought = session.assistant(thinking("mine"), "b")
+    session.user("more")
+    own = session.assistant("c")
+    other = session.assistant("d", parent=session.lines[-2]["id"], model="big")
+    read = turns()
+    tree = read[own].tree
+    mine, theirs = (tree.path(read[entry].context) for entry in (own, other))
+    assert [tree.entries[text] for text in mine] == ["e1", asked, plain, "e4", thought, "e6"]
+    assert [left == right for left, right in zip(mine[1:], theirs[1:], strict=True)] == [True, True, True, False, True]
+    assert tree.path(read[thought].target)[1:] == mine[1:5]  # a reply is the message that later requests hold
 
 
 def test_old_sessions_send_other_models_thinking_as_text(session: SessionBuilder, turns: Any) -> None:

@@ -2,9 +2,9 @@
 
 `lines` (bytes to JSON values) -> `reader` with `migrate` (values to entries) -> `tree` (entries to paths) -> `context`
 (a path to pi's message list) -> `wire` (pi's messages to the request) -> `turns` (one `Turn` for each assistant entry)
--> `sessions` (`load_sessions`) and `export` (`export_turns`). `options` has what a caller can say, `recorded` the prompts
-that pi does not store, `images` and `stored` what is kept by reference. Session files are untrusted and hold secrets:
-they are only read, nothing in them is executed and nothing leaves the machine.
+-> `sessions` (`load_sessions`) and `export` (`export_turns`). `options` has what a caller can say, `recorded` the
+prompts that pi does not store, `images` and `stored` what is kept by reference. Session files are untrusted and hold
+secrets: they are only read, nothing in them is executed and nothing leaves the machine.
 """
 
 from dagpack_hf.pi.export import export_conversations, export_features, export_turns

@@ -35,7 +35,7 @@ ENTRY_TYPES = (
 """Types of the entries that pi itself writes."""
 
 _ENTRY_START = re.compile(r'\{"type": ?"(?:session|' + "|".join(ENTRY_TYPES) + ')"')
-_BETWEEN = re.compile(r"[\s\0]*")
+_BETWEEN = re.compile(r"[\0 \t\n\r\v\f]*")
 _TRIES = 32
 _BUFFER = 1024 * 1024
 

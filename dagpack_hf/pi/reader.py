@@ -12,6 +12,7 @@ what never reaches a model, such as costs and the `details` of tool results.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +30,13 @@ UNREADABLE = "unreadable"
 _PATIENCE = 32
 """Values without a header or an entry after which a file is taken for something else."""
 _ROLES = ("user", "assistant", "toolResult")
+_DEEPEST = 200
 _LONG = 65536
-"""Bytes of a line above which the content of its message is read again when it is needed."""
+"""Bytes of a line above which the content of its message is read again when it is needed,"""
+_LONG_IN_LARGE = 2048
+"""and in files of more than"""
+_LARGE = 16 * 1024 * 1024
+"""bytes."""
 _FILE_ID = re.compile(r"_([A-Za-z0-9._-]+)$")
 
 
@@ -66,6 +72,7 @@ class SessionFile:
         problems: What is wrong in the file, in line order.
         images: Where the images are that entries refer to.
         source: Where contents can be read again that were let go of.
+        dropped_images: Images whose data was dropped.
     """
 
     path: str
@@ -75,6 +82,7 @@ class SessionFile:
     problems: list[Problem]
     images: Places = field(default_factory=dict)
     source: Source | None = None
+    dropped_images: int = 0
 
     @property
     def session_id(self) -> str:
@@ -119,15 +127,18 @@ def read_session(path: str | Path, *, images: Literal["inline", "reference", "dr
     beginning = _Beginning(path)
     entries: list[dict[str, Any]] = []
     lines: list[int] = []
-    last = -1
+    long = _LONG if os.path.getsize(path) <= _LARGE else _LONG_IN_LARGE
+    last, dropped = -1, 0
     for number, offset, length, value in read_values(path, problems):
         if images != "inline" and type(value) is dict:
             message = value.get("message")
             found = drop_images(value) if images == "drop" else refer_to_images(value, offset, places)
+            dropped += found if images == "drop" else 0
             if type(message) is dict:
                 _forget(message)
                 message[OFFSET] = offset if offset != last else None
-                if offset != last and length > _LONG and not found and message.get("role") in _ROLES:
+                in_file = offset != last and length > long and not found and message.get("role") in _ROLES
+                if in_file and not _too_deep(message):
                     message["content"] = StoredContent(source, offset)
             last = offset
         if beginning.current:
@@ -148,7 +159,7 @@ def read_session(path: str | Path, *, images: Literal["inline", "reference", "dr
         entries = [value for _, value in kept if value is not None] + entries
         lines = [number for number, value in kept if value is not None] + lines
     problems.sort(key=lambda problem: problem.line)
-    return SessionFile(str(path), header, entries, lines, problems, places, source)
+    return SessionFile(str(path), header, entries, lines, problems, places, source, dropped)
 
 
 class _Beginning:
@@ -259,6 +270,8 @@ def _fault(entry: Any) -> str | None:
         message = entry.get("message")
         if type(message) is not dict or type(message.get("role")) is not str:
             return "message entry without a message that has a role"
+        if _too_deep(message):
+            return f"tool calls or tools nested deeper than {_DEEPEST} levels"
     return None
 
 
@@ -267,6 +280,31 @@ def _place(value: Any) -> dict[str, Any] | None:
     if type(value) is not dict or type(value.get("id")) is not str or value.get("type") == "session":
         return None
     return {"type": UNREADABLE, "id": value["id"], "parentId": value.get("parentId")}
+
+
+def _too_deep(message: dict[str, Any]) -> bool:
+    """Say whether arguments or tools are nested so deeply that decoding them again may fail further on."""
+    role, content = message["role"], message.get("content")
+    if role == "assistant" and type(content) is list:
+        calls = [block.get("arguments") for block in content if type(block) is dict and "arguments" in block]
+        return any(_deeper_than(arguments, _DEEPEST) for arguments in calls)
+    return role == "system" and _deeper_than(message.get("toolsAdded"), _DEEPEST)
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    layer = [value]
+    while levels >= 0:
+        inner: list[Any] = []
+        for item in layer:
+            if type(item) is dict:
+                inner += [child for child in item.values() if type(child) is dict or type(child) is list]
+            elif type(item) is list:
+                inner += [child for child in item if type(child) is dict or type(child) is list]
+        if not inner:
+            return False
+        layer = inner
+        levels -= 1
+    return True
 
 
 def _forget(message: dict[str, Any]) -> None:

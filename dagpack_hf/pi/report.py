@@ -23,6 +23,7 @@ class LoadReport:
         targets: Turns that are trained: each in exactly one row.
         untrained_turns: Turns that are no targets, by reason.
         duplicate_turns: Turns left out because the same turn is a target already, by reason.
+        dropped_images: Images that placeholder text stands for.
         unrecorded_prompts: Targets whose system prompt and tools are neither in the file nor supplied.
     """
 
@@ -36,6 +37,7 @@ class LoadReport:
     targets: int = 0
     untrained_turns: dict[str, int] = field(default_factory=dict)
     duplicate_turns: dict[str, int] = field(default_factory=dict)
+    dropped_images: int = 0
     unrecorded_prompts: int = 0
 
     @property
@@ -52,6 +54,8 @@ class LoadReport:
             *self._reasons("turns not trained", self.untrained_turns),
             *self._reasons("duplicate turns", self.duplicate_turns),
         ]
+        if self.dropped_images:
+            lines.append(f"  {self.dropped_images} images left out: placeholder text stands for them (images='keep')")
         if self.unrecorded_prompts:
             lines.append(
                 f"  {self.unrecorded_prompts} targets without system prompt and tools: pi before 0.86 did not store "
@@ -75,6 +79,7 @@ class Tally:
     entries: int = 0
     turns: int = 0
     targets: int = 0
+    dropped_images: int = 0
     skipped_files: Counter[str] = field(default_factory=Counter)
     skipped_lines: Counter[str] = field(default_factory=Counter)
     repaired_lines: Counter[str] = field(default_factory=Counter)
@@ -112,5 +117,6 @@ class Tally:
             targets=self.targets,
             untrained_turns=dict(self.untrained_turns),
             duplicate_turns=dict(self.duplicate_turns),
+            dropped_images=self.dropped_images,
             unrecorded_prompts=self.unrecorded_prompts,
         )

@@ -22,15 +22,17 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import IO, Any, Literal, overload
 
 import datasets
-import multiprocess
+import dill
 import xxhash
 from datasets import Dataset, DatasetInfo
 from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
@@ -43,12 +45,21 @@ from dagpack_hf.pi.images import ImageStore
 from dagpack_hf.pi.options import PathLike, ReadOptions
 from dagpack_hf.pi.reader import read_session
 from dagpack_hf.pi.report import LoadReport, Tally
-from dagpack_hf.pi.turns import SAME_TURN, exported_prompts, file_turns, session_files, turn_key, with_progress
+from dagpack_hf.pi.turns import (
+    SAME_TURN,
+    exported_prompts,
+    file_size,
+    file_turns,
+    session_files,
+    turn_key,
+    with_progress,
+)
 
 logger = logging.getLogger(__name__)
 
 _EQUAL_TURN = "same messages and reply as an earlier turn"
 _BUFFER = 1024 * 1024
+_LARGE = 8 * 1024 * 1024
 
 
 @overload
@@ -183,29 +194,59 @@ def _read_into(folder: Path, files: Sequence[str], options: ReadOptions, num_pro
 
 
 @contextmanager
-def _results(read: Any, files: Sequence[str], num_proc: int) -> Iterator[Iterable[_FileResult]]:
+def _results(
+    read: Callable[[str], _FileResult], files: Sequence[str], num_proc: int
+) -> Iterator[Iterable[_FileResult]]:
+    """Yield one result for each file, in order; with several processes the reader is sent to each of them once."""
     if num_proc <= 1:
         yield map(read, files)
-    else:
-        with multiprocess.Pool(num_proc) as pool:
-            yield pool.imap(read, files)
+        return
+    pool = ProcessPoolExecutor(num_proc, initializer=_start_reader, initargs=(dill.dumps(read),))
+    try:
+        yield pool.map(_read_next, files)
+    except BrokenProcessPool as error:
+        reason = f"one of {num_proc} processes that read sessions was killed; for lack of memory? use a lower num_proc"
+        raise RuntimeError(reason) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_reader: Callable[[str], _FileResult]
+
+
+def _start_reader(read: bytes) -> None:
+    global _reader
+    _reader = dill.loads(read)
+
+
+def _read_next(path: str) -> _FileResult:
+    return _reader(path)
 
 
 def _read_file(
     path: str, *, options: ReadOptions, prompts: Mapping[str, SystemPrompt], folder: str, seed: int
 ) -> _FileResult:
     """Read one file; the texts of its message lists go to this process's spill file."""
+    with _without_gc(), open(os.path.join(folder, str(os.getpid())), "ab", buffering=_BUFFER) as spill:
+        result = _read_turns(path, options, prompts, spill, seed)
+    if file_size(path) > _LARGE:
+        gc.collect()  # empties the interpreter's lists of free objects, which keep a file's memory from going back
+    return result
+
+
+def _read_turns(
+    path: str, options: ReadOptions, prompts: Mapping[str, SystemPrompt], spill: IO[bytes], seed: int
+) -> _FileResult:
     tally = Tally()
     writer = None
-    with _without_gc(), open(os.path.join(folder, str(os.getpid())), "ab", buffering=_BUFFER) as spill:
-        for turn in file_turns(path, options, prompts, tally):
-            if writer is None:
-                writer = SourceWriter(turn.tree, spill, seed)
-                provenance = Provenance(turn.session, turn.session_id, turn.cwd)
-                images = turn.images
-            if turn.untrained is None:
-                writer.add(turn.target, turn.tools_json, turn_key(turn), turn.timestamp, turn.unprompted)
-        return _FileResult(None if writer is None else writer.part(provenance, images), tally)
+    for turn in file_turns(path, options, prompts, tally):
+        if writer is None:
+            writer = SourceWriter(turn.tree, spill, seed)
+            provenance = Provenance(turn.session, turn.session_id, turn.cwd)
+            images = turn.images
+        if turn.untrained is None:
+            writer.add(turn.target, turn.tools_json, turn_key(turn), turn.timestamp, turn.unprompted)
+    return _FileResult(None if writer is None else writer.part(provenance, images), tally)
 
 
 @contextmanager

@@ -209,14 +209,15 @@ def with_progress(files: Sequence[str], results: Iterable[Result], *, disable: b
         results: As many.
         disable: Show nothing.
     """
-    sizes = [_size(path) for path in files]
+    sizes = [file_size(path) for path in files]
     with tqdm(total=sum(sizes), desc="Reading sessions", unit="B", unit_scale=True, disable=disable) as bar:
         for result, size in zip(results, sizes, strict=True):
             yield result
             bar.update(size)
 
 
-def _size(path: str) -> int:
+def file_size(path: str) -> int:
+    """Return the size of a file in bytes, 0 if there is none."""
     try:
         return os.stat(path).st_size
     except OSError:
@@ -264,6 +265,7 @@ def _count(session: SessionFile, problems: Iterable[Problem], options: ReadOptio
         tally.note(counts, problem.reason, f"{session.path}:{problem.line}")
     tally.files += 1
     tally.entries += len(session.entries)
+    tally.dropped_images += session.dropped_images
 
 
 def _supplied(session: SessionFile, options: ReadOptions) -> SystemPrompt:
