@@ -151,7 +151,7 @@ class MessageTree:
         self.models: list[str | None] = []
         self.text_of: list[int] = []
         self.parents: list[int] = []
-        self._children: dict[tuple[int, int], int] = {}
+        self._children: dict[int, int] = {}
 
     def text(self, message: Mapping[str, Any], entry: str | None = None, model: str | None = None) -> int:
         """Add a message.
@@ -175,9 +175,10 @@ class MessageTree:
 
     def append(self, parent: int, text: int) -> int:
         """Return the node of a list that is one message longer."""
-        node = self._children.get((parent, text))
+        edge = parent + 1 << 32 | text
+        node = self._children.get(edge)
         if node is None:
-            node = self._children[parent, text] = len(self.parents)
+            node = self._children[edge] = len(self.parents)
             self.parents.append(parent)
             self.text_of.append(text)
         return node

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -31,6 +32,7 @@ from dagpack_hf.conversations import FEATURES, MessageTree
 
 # Arrow strings have 32-bit offsets, and what is written at once is held in memory.
 _CHUNK_BYTES = 4 * 1024 * 1024
+_BLOCK_BYTES = 1024 * 1024
 _ROW_BYTES = 2**31 - 1
 
 
@@ -107,20 +109,23 @@ class SourceWriter:
 
     Args:
         tree: The source's message lists; their texts are moved to the spill file.
-        spill: Binary file, open for appending, for their texts.
+        spill: File for their texts.
         seed: 64 bits, the same for all sources that are merged.
     """
 
-    def __init__(self, tree: MessageTree, spill: IO[bytes], seed: int = 0) -> None:
+    def __init__(self, tree: MessageTree, spill: BackgroundFile | IO[bytes], seed: int = 0) -> None:
         self._tree = tree
         self._spill = spill
         self._seed = seed
         self._size = spill.tell()
+        self._block: list[bytes] = []
+        self._block_start = self._size
         self._roots: dict[str | None, int] = {}
         self._root_digests: list[bytes] = []
         self._tool_places: list[tuple[int, int]] = []
-        self._placed: list[dict[int, int]] = []
-        self._records: dict[int, int] = {}
+        self._placed: list[list[int]] = []
+        self._records: list[int] = []
+        self._recorded: list[int] = []
         self._text_digests: list[bytes] = []
         self._offsets = array("q")
         self._lengths = array("i")
@@ -161,8 +166,8 @@ class SourceWriter:
                 {
                     "offset": pa.array(self._offsets, pa.int64()),
                     "length": pa.array(self._lengths, pa.int32()),
-                    "entry": _strings([self._tree.entries[text] for text in self._records]),
-                    "model": _strings([self._tree.models[text] for text in self._records]),
+                    "entry": _strings([self._tree.entries[text] for text in self._recorded]),
+                    "model": _strings([self._tree.models[text] for text in self._recorded]),
                 }
             ),
             pa.table({"text": pa.array(self._texts, pa.int32())}),
@@ -174,8 +179,9 @@ class SourceWriter:
                 }
             ),
         ).to_bytes()
+        self._flush()
         place = self._size, len(details)
-        self._size += self._spill.write(details)
+        self._spill.write(details)
         return SourcePart(
             provenance,
             self._spill.name,
@@ -193,27 +199,29 @@ class SourceWriter:
         if root is None:
             root = self._roots[tools] = len(self._placed)
             data = (tools or "").encode()
-            self._placed.append({-1: -1})
+            self._placed.append([])
             self._root_digests.append(xxh3_128_digest(data, self._seed))
             self._tool_places.append((self._size, len(data)))
-            self._size += self._spill.write(data + b",")
+            self._append(data)
         return root
 
     def _place(self, root: int, target: int) -> int:
         """Return the part's node of a list; walks back only to the last node placed before."""
         placed, records, digests, seed = self._placed[root], self._records, self._digests, self._seed
         parents, text_of = self._tree.parents, self._tree.text_of
+        placed += [-1] * (len(parents) - len(placed))
+        records += [-1] * (len(self._tree.texts) - len(records))
         pending = []
         step = target
-        while step not in placed:
+        while step >= 0 and placed[step] < 0:
             pending.append(step)
             step = parents[step]
-        node = placed[step]
+        node = placed[step] if step >= 0 else -1
         digest = self._root_digests[root] if node < 0 else digests[node]
         for step in reversed(pending):
             text = text_of[step]
-            record = records.get(text)
-            if record is None:
+            record = records[text]
+            if record < 0:
                 record = self._record(text)
             digest = xxh3_128_digest(digest + self._text_digests[record], seed)
             self._parents.append(node)
@@ -225,12 +233,65 @@ class SourceWriter:
     def _record(self, text: int) -> int:
         """Spill a text, and let go of it."""
         data = self._tree.take(text)
-        record = self._records[text] = len(self._records)
+        record = self._records[text] = len(self._recorded)
+        self._recorded.append(text)
         self._text_digests.append(xxh3_128_digest(data, self._seed))
         self._offsets.append(self._size)
         self._lengths.append(len(data))
-        self._size += self._spill.write(data + b",")
+        self._append(data)
         return record
+
+    def _append(self, data: bytes) -> None:
+        """Put a text, and a comma after it, at the end of the spill file."""
+        self._block.append(data)
+        self._size += len(data) + 1
+        if self._size - self._block_start >= _BLOCK_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._block:
+            self._spill.write(b",".join(self._block) + b",")
+            self._block, self._block_start = [], self._size
+
+
+class BackgroundFile:
+    """A file that is appended to from a thread of its own, so that what writes need not wait for the system.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self._size = os.path.getsize(path) if os.path.exists(path) else 0
+        self._thread = ThreadPoolExecutor(1)
+        self._last: Future[None] | None = None
+
+    def tell(self) -> int:
+        """Return the size of the file, what is still to be written included."""
+        return self._size
+
+    def write(self, data: bytes) -> int:
+        """Append a block, once the one before it is written; return its length."""
+        if self._last is not None:
+            self._last.result()
+        self._last = self._thread.submit(self._append, data)
+        self._size += len(data)
+        return len(data)
+
+    def _append(self, data: bytes) -> None:
+        with open(self.name, "ab", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+
+    def __enter__(self) -> BackgroundFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+        if self._last is not None:
+            self._last.result()
 
 
 def _pairs(digests: list[bytes]) -> np.ndarray:
@@ -361,8 +422,14 @@ def write_rows(path: str, rows: Rows, restore: Callable[[SourcePart, bytes], byt
         restore: Called for the JSON text of each row's messages, with the row's part; returns the text to write.
     """
     with ArrowWriter(path=path, features=FEATURES) as writer:
-        for table in row_tables(rows, restore):
-            writer.write_table(table)
+        with ThreadPoolExecutor(1) as thread:
+            written = None
+            for table in row_tables(rows, restore):
+                if written is not None:
+                    written.result()
+                written = thread.submit(writer.write_table, table)
+            if written is not None:
+                written.result()
         writer.finalize()
 
 

@@ -257,7 +257,6 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def read(files: Any, **options: Any) -> list[Any]:
         with monkeypatch.context() as patch:
             patch.setattr(turns, "read_session", read_and_hold)
-            patch.setattr(reader, "_LONG", 10**12)
             return list(requests(files, **options))
 
     return read
@@ -280,6 +279,7 @@ def test_contents_read_again_are_the_same(
     path = change(mixed_session()).write(tmp_path / "s.jsonl")
     wanted = held(path, **options)
     assert len(wanted) == 8
+    monkeypatch.setattr(reader, "_LARGE", -1)
     monkeypatch.setattr(reader, "_LONG", long)
     read: list[int] = []
     original = StoredContent.read
@@ -313,10 +313,11 @@ def test_long_contents_of_real_sessions_are_the_same(
         pytest.skip("needs the pi corpus in ../shared/pi/corpus")
     folder = sample_sessions() if files == "sample" else CORPUS
     wanted = held(folder, **options)
+    monkeypatch.setattr(reader, "_LARGE", -1)
     monkeypatch.setattr(reader, "_LONG", 0)
     assert list(requests(folder, **options)) == wanted
     dataset = load_sessions(folder, **{**options, "images": "reference"}, load_from_cache_file=False)
-    monkeypatch.setattr(reader, "_LONG", 65536)
+    monkeypatch.setattr(reader, "_LARGE", 10**12)
     again = load_sessions(folder, **{**options, "images": "reference"}, load_from_cache_file=False)
     assert dataset.data.table.equals(again.data.table)
 

@@ -89,7 +89,17 @@ CHANGED_FROM = {
     "torn_line_glued": "9db49138",
 }
 
-KEYS = ("role", "toolCallId", "toolName", "isError", "api", "provider", "model", "stopReason", "sections")
+KEYS: tuple[str, ...] = (
+    "role",
+    "toolCallId",
+    "toolName",
+    "isError",
+    "api",
+    "provider",
+    "model",
+    "stopReason",
+    "sections",
+)
 KEYS += ("toolsAdded", "toolsRemoved")
 
 

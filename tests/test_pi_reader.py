@@ -103,7 +103,7 @@ def test_bad_lines_are_skipped_and_named(tmp_path: Path) -> None:
 
 
 def test_what_is_no_entry_keeps_its_place_in_the_tree(tmp_path: Path) -> None:
-    broken = [
+    broken: list[dict[str, Any]] = [
         {"id": "b", "parentId": "a"},
         {"type": 7, "id": "c", "parentId": "b"},
         {"type": "message", "id": "d", "parentId": "c"},

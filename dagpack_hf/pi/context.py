@@ -124,7 +124,9 @@ class ContextBuilder:
 
     def __init__(self, tree: EntryTree) -> None:
         self._tree = tree
-        self._contexts: dict[int, Context | None] = {-1: None}
+        self._contexts: list[Context | None] = [None] * len(tree.entries)
+        self._known = bytearray(len(tree.entries))
+        self._projects = any(entry["type"] in ("compaction", "context_edit") for entry in tree.entries)
         self._links: dict[tuple[Context | None, int, int, int], Context] = {}
         self._edited = {
             entry.get("targetId")
@@ -135,10 +137,10 @@ class ContextBuilder:
     def at(self, index: int) -> Context | None:
         """Return the context with an entry as leaf; -1, or a path without messages, gives `None`."""
         pending = []
-        while index not in self._contexts:
+        while index >= 0 and not self._known[index]:
             pending.append(index)
             index = self._tree.parents[index]
-        context = self._contexts[index]
+        context = self._contexts[index] if index >= 0 else None
         for step in reversed(pending):
             entry = self._tree.entries[step]
             kind = entry["type"]
@@ -149,6 +151,7 @@ class ContextBuilder:
             else:
                 context = self._extend(context, step, -1)
             self._contexts[step] = context
+            self._known[step] = True
         return context
 
     def _project(self, leaf: int) -> Context | None:
@@ -194,7 +197,12 @@ class ContextBuilder:
         replacement = self._tree.entries[edit].get("replacement") if edit >= 0 else None
         if edit >= 0 and not isinstance(replacement, Mapping):
             return context
-        for part, message in enumerate(_entry_messages(entry)):
+        messages = _entry_messages(entry)
+        if not self._projects:  # then no context is built twice, and no link is looked for
+            for message in messages:
+                context = _linked(context, message, entry["id"])
+            return context
+        for part, message in enumerate(messages):
             key = (context, index, edit, part)
             link = self._links.get(key)
             if link is None:

@@ -16,6 +16,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from sys import intern
 from typing import Any, Literal
 
 from dagpack_hf.pi.images import Places, drop_images, refer_to_images
@@ -30,13 +31,14 @@ UNREADABLE = "unreadable"
 _PATIENCE = 32
 """Values without a header or an entry after which a file is taken for something else."""
 _ROLES = ("user", "assistant", "toolResult")
+_NAMES = frozenset(("type", "id", "parentId", "role", "api", "provider", "model", "stopReason", "toolName"))
 _DEEPEST = 200
-_LONG = 65536
-"""Bytes of a line above which the content of its message is read again when it is needed,"""
-_LONG_IN_LARGE = 2048
-"""and in files of more than"""
+_DEEP_LINE = 1024
+"""Bytes up to which a line cannot be nested so deeply (decoders give up at a thousand levels) and is not looked at."""
 _LARGE = 16 * 1024 * 1024
-"""bytes."""
+"""Bytes above which a file's contents do not all stay in memory: those that were used are let go of,"""
+_LONG = 1024
+"""and those of lines of more bytes are only read when they are needed."""
 _FILE_ID = re.compile(r"_([A-Za-z0-9._-]+)$")
 
 
@@ -112,7 +114,7 @@ def read_session(path: str | Path, *, images: Literal["inline", "reference", "dr
         path: The file.
         images: What stays of the data of images: all (`"inline"`), a reference that `images.ImageStore` resolves, or
             nothing. In the last two cases entries are kept lean: without costs, times and other things that never
-            reach a model, and with long contents as `StoredContent`, which is read again when it is needed.
+            reach a model, and in large files with long contents as `StoredContent`, which is read when it is needed.
 
     Returns:
         Header, entries and problems.
@@ -127,20 +129,30 @@ def read_session(path: str | Path, *, images: Literal["inline", "reference", "dr
     beginning = _Beginning(path)
     entries: list[dict[str, Any]] = []
     lines: list[int] = []
-    long = _LONG if os.path.getsize(path) <= _LARGE else _LONG_IN_LARGE
+    lean = images != "inline"
+    large = lean and os.path.getsize(path) > _LARGE
     last, dropped = -1, 0
     for number, offset, length, value in read_values(path, problems):
-        if images != "inline" and type(value) is dict:
+        if length > _DEEP_LINE and type(value) is dict and _too_deep(value.get("message")):
+            problems.append(Problem(number, f"tool calls or tools nested deeper than {_DEEPEST} levels"))
+            value = _place(value)
+            if value is None:
+                continue
+        if lean and type(value) is dict:
             message = value.get("message")
-            found = drop_images(value) if images == "drop" else refer_to_images(value, offset, places)
-            dropped += found if images == "drop" else 0
             if type(message) is dict:
                 _forget(message)
-                message[OFFSET] = offset if offset != last else None
-                in_file = offset != last and length > long and not found and message.get("role") in _ROLES
-                if in_file and not _too_deep(message):
-                    message["content"] = StoredContent(source, offset)
-            last = offset
+            found = 0
+            if type(message) is not dict or message.get("role") != "assistant":
+                found = drop_images(value) if images == "drop" else refer_to_images(value, offset, places)
+                dropped += found if images == "drop" else 0
+            if large:
+                _share_names(value)
+                if type(message) is dict and offset != last:
+                    message[OFFSET] = offset
+                    if length > _LONG and not found and message.get("role") in _ROLES:
+                        message["content"] = StoredContent(source, offset)
+                last = offset
         if beginning.current:
             reason = _fault(value)
             if reason is not None:
@@ -270,8 +282,6 @@ def _fault(entry: Any) -> str | None:
         message = entry.get("message")
         if type(message) is not dict or type(message.get("role")) is not str:
             return "message entry without a message that has a role"
-        if _too_deep(message):
-            return f"tool calls or tools nested deeper than {_DEEPEST} levels"
     return None
 
 
@@ -282,9 +292,21 @@ def _place(value: Any) -> dict[str, Any] | None:
     return {"type": UNREADABLE, "id": value["id"], "parentId": value.get("parentId")}
 
 
-def _too_deep(message: dict[str, Any]) -> bool:
+def _share_names(value: dict[str, Any]) -> None:
+    """Keep one string for all equal names in entries, which is much of what a large file takes."""
+    message = value.get("message")
+    for holder in (value, message) if type(message) is dict else (value,):
+        for key in _NAMES & holder.keys():
+            name = holder[key]
+            if type(name) is str:
+                holder[key] = intern(name)
+
+
+def _too_deep(message: Any) -> bool:
     """Say whether arguments or tools are nested so deeply that decoding them again may fail further on."""
-    role, content = message["role"], message.get("content")
+    if type(message) is not dict:
+        return False
+    role, content = message.get("role"), message.get("content")
     if role == "assistant" and type(content) is list:
         calls = [block.get("arguments") for block in content if type(block) is dict and "arguments" in block]
         return any(_deeper_than(arguments, _DEEPEST) for arguments in calls)
@@ -308,11 +330,12 @@ def _deeper_than(value: Any, levels: int) -> bool:
 
 
 def _forget(message: dict[str, Any]) -> None:
-    """Drop the bulk of what never reaches a model, all but the mark of an image that a model could not take."""
+    """Drop the bulk of what never reaches a model, all but the mark of an image that a model could not take.
+
+    A file cannot name a place to read from either.
+    """
+    message.pop(OFFSET, None)
     message.pop("usage", None)
-    message.pop("responseId", None)
-    message.pop("timestamp", None)
-    message.pop("nestedCalls", None)
     details = message.pop("details", None)
     if type(details) is dict and "imageUnsupportedByModel" in details:
         message["details"] = {"imageUnsupportedByModel": details["imageUnsupportedByModel"]}

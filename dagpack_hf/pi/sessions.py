@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import IO, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import datasets
 import dill
@@ -39,7 +39,7 @@ from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 from datasets.table import MemoryMappedTable
 
 from dagpack_hf.conversations import FEATURES
-from dagpack_hf.maximal import Provenance, SourcePart, SourceWriter, merge, write_rows
+from dagpack_hf.maximal import BackgroundFile, Provenance, SourcePart, SourceWriter, merge, write_rows
 from dagpack_hf.pi.context import SystemPrompt
 from dagpack_hf.pi.images import ImageStore
 from dagpack_hf.pi.options import PathLike, ReadOptions
@@ -227,15 +227,28 @@ def _read_file(
     path: str, *, options: ReadOptions, prompts: Mapping[str, SystemPrompt], folder: str, seed: int
 ) -> _FileResult:
     """Read one file; the texts of its message lists go to this process's spill file."""
-    with _without_gc(), open(os.path.join(folder, str(os.getpid())), "ab", buffering=_BUFFER) as spill:
+    with _without_gc(), BackgroundFile(os.path.join(folder, str(os.getpid()))) as spill:
         result = _read_turns(path, options, prompts, spill, seed)
     if file_size(path) > _LARGE:
-        gc.collect()  # empties the interpreter's lists of free objects, which keep a file's memory from going back
+        _give_memory_back()
     return result
 
 
+def _give_memory_back() -> None:
+    """Empty the interpreter's lists of free objects, which keep the memory of a file from going back.
+
+    Only a collection does that. Where nobody has frozen objects, all are frozen for it, so that it searches none.
+    """
+    freeze = not gc.get_freeze_count()
+    if freeze:
+        gc.freeze()
+    gc.collect()
+    if freeze:
+        gc.unfreeze()
+
+
 def _read_turns(
-    path: str, options: ReadOptions, prompts: Mapping[str, SystemPrompt], spill: IO[bytes], seed: int
+    path: str, options: ReadOptions, prompts: Mapping[str, SystemPrompt], spill: BackgroundFile, seed: int
 ) -> _FileResult:
     tally = Tally()
     writer = None
