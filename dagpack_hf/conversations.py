@@ -167,7 +167,7 @@ class MessageTree:
         try:
             data = _fast_encode(message)
         except UnicodeEncodeError:
-            data = _LONE_SURROGATE.sub("", _unicode_dumps(message)).encode()
+            data = _fast_encode(json.loads(_LONE_SURROGATE.sub("", _unicode_dumps(message))))
         self.texts.append(data)
         self.entries.append(entry)
         self.models.append(model)

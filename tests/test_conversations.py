@@ -225,3 +225,10 @@ def clean(value: Any) -> Any:
     if isinstance(value, list):
         return [clean(item) for item in value]
     return {clean(key): clean(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def test_infinity_becomes_null_beside_lone_surrogates_too() -> None:
+    tree = MessageTree()
+    for text in ("plain", "\ud800"):
+        tree.text({"role": "user", "content": text, "n": float("inf")})
+    assert tree.texts == [b'{"role":"user","content":"plain","n":null}', b'{"role":"user","content":"","n":null}']

@@ -641,3 +641,28 @@ def test_errors_name_file_and_line(tmp_path: Path) -> None:
         "parent is not in the file": [f"{path}:4"],
     }
     assert f"lines skipped: 1 x not JSON ({path}:2)" in str(report)
+
+
+def test_a_file_of_text_is_given_up_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(b"no json\n" * 5000)
+    problems: list[Problem] = []
+    assert list(read_values(path, problems)) == []
+    assert len(problems) == 1000
+    with pytest.raises(SessionError, match="the file holds no JSON line"):
+        read_session(path)
+    path.write_bytes(b"{}\n" + b"no json\n" * 5000)
+    problems.clear()
+    assert len(list(read_values(path, problems))) == 1
+    assert len(problems) == 5000
+
+
+def test_a_hostile_stop_reason_is_not_repeated(tmp_path: Path) -> None:
+    builder = SessionBuilder()
+    builder.user("hello")
+    builder.assistant("one", stop="\ud800" * 5000)
+    builder.assistant("two", stop="error")
+    path = tmp_path / "s.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in builder.lines))
+    _, report = load_sessions(path, return_report=True)
+    assert report.untrained_turns == {"stop reason that is no word": 1, "stop reason error": 1}

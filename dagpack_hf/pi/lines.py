@@ -37,6 +37,8 @@ ENTRY_TYPES = (
 _ENTRY_START = re.compile(r'\{"type": ?"(?:session|' + "|".join(ENTRY_TYPES) + ')"')
 _BETWEEN = re.compile(r"[\0 \t\n\r\v\f]*")
 _TRIES = 32
+_PATIENCE = 1000
+"""Damaged lines without a value among them after which a file is given up."""
 _BUFFER = 1024 * 1024
 
 
@@ -72,6 +74,7 @@ def read_values(path: str | os.PathLike[str], problems: list[Problem]) -> Iterat
     with open(path, "rb", buffering=_BUFFER) as file:
         size = os.fstat(file.fileno()).st_size
         offset = 0
+        readable = False
         for number, raw in enumerate(file, 1):
             if offset + len(raw) > size:
                 raw = raw[: size - offset]
@@ -80,9 +83,13 @@ def read_values(path: str | os.PathLike[str], problems: list[Problem]) -> Iterat
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 values, found = _mend(raw, number)
                 problems += found
+                readable = readable or bool(values)
+                if not readable and len(problems) >= _PATIENCE:
+                    break
                 for value in values:
                     yield number, offset, len(raw), value
             else:
+                readable = True
                 yield number, offset, len(raw), value
             offset += len(raw)
             if offset >= size:

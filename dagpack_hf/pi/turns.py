@@ -13,6 +13,7 @@ Cost: linear in entries for each file; the turns of a file share their messages.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -41,6 +42,7 @@ from dagpack_hf.pi.wire import RequestModel, RequestWriter, model_key
 
 SAME_TURN = "same entry id and content as an earlier turn"
 Result = TypeVar("Result")
+_WORD = re.compile(r"\w{1,40}", re.ASCII)
 _NO_IMAGES_NOTE = "[Current model does not support images"
 
 
@@ -348,7 +350,7 @@ def _turns(
         timestamp = entry.get("timestamp")
         untrained: str | None = None
         if type(stop_reason) is not str or stop_reason not in options.target_stop_reasons:
-            untrained = f"stop reason {stop_reason}"
+            untrained = f"stop reason {stop_reason if _WORD.fullmatch(str(stop_reason)) else 'that is no word'}"
         else:
             untrained = selection.unwanted(index, model.provider, model.name, timestamp)
         tally.turns += 1
