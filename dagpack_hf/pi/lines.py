@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,9 @@ ENTRY_TYPES = (
 )
 """Types of the entries that pi itself writes."""
 
+# msgspec reads what the standard library reads, to the same values, or raises an error: it refuses lone surrogates and
+# floats beyond the range, which are then read the slow way.
+_fast_decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
 _ENTRY_START = re.compile(r'\{"type": ?"(?:session|' + "|".join(ENTRY_TYPES) + ')"')
 _BETWEEN = re.compile(r"[\0 \t\n\r\v\f]*")
 _TRIES = 32
@@ -57,12 +60,15 @@ class Problem:
     skipped: bool = True
 
 
-def read_values(path: str | os.PathLike[str], problems: list[Problem]) -> Iterator[tuple[int, int, int, Any]]:
+def read_values(
+    path: str | os.PathLike[str], problems: list[Problem], decode: Callable[[bytes], Any] = _fast_decode
+) -> Iterator[tuple[int, int, int, Any]]:
     """Yield the JSON values of a file.
 
     Args:
         path: The file.
         problems: Where to note lines that are damaged.
+        decode: Decoder of whole lines. What it refuses with `msgspec.MsgspecError` is decoded the general way.
 
     Yields:
         Line number from 1, offset of the line's first byte, its length in bytes, and the value. Values that were glued
@@ -79,7 +85,9 @@ def read_values(path: str | os.PathLike[str], problems: list[Problem]) -> Iterat
             if offset + len(raw) > size:
                 raw = raw[: size - offset]
             try:
-                value = _fast_decode(raw)
+                if not raw.isascii():
+                    str(raw, "utf-8")  # raises: a decoder does not look at what it skips
+                value = decode(raw)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 values, found = _mend(raw, number)
                 problems += found
@@ -170,8 +178,5 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-# msgspec reads what the standard library reads, to the same values, or raises an error: it refuses lone surrogates and
-# floats beyond the range, which are then read the slow way.
-_fast_decode = msgspec.json.Decoder().decode
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _decode = _DECODER.decode

@@ -20,6 +20,7 @@ from sys import intern
 from typing import Any, Literal
 
 from dagpack_hf.pi.images import Places, drop_images, refer_to_images
+from dagpack_hf.pi.lean import decode_lean
 from dagpack_hf.pi.lines import ENTRY_TYPES, Problem, read_values
 from dagpack_hf.pi.migrate import CURRENT_VERSION, migrate, version_number
 from dagpack_hf.pi.stored import OFFSET, Source, StoredContent
@@ -73,7 +74,7 @@ class SessionFile:
         lines: Line number of each entry.
         problems: What is wrong in the file, in line order.
         images: Where the images are that entries refer to.
-        source: Where contents can be read again that were let go of.
+        source: Where contents can be read again that were let go of; `None` if all stay in memory.
         dropped_images: Images whose data was dropped.
     """
 
@@ -132,7 +133,7 @@ def read_session(path: str | Path, *, images: Literal["inline", "reference", "dr
     lean = images != "inline"
     large = lean and os.path.getsize(path) > _LARGE
     last, dropped = -1, 0
-    for number, offset, length, value in read_values(path, problems):
+    for number, offset, length, value in read_values(path, problems, *([decode_lean] if lean else [])):
         if length > _DEEP_LINE and type(value) is dict and _too_deep(value.get("message")):
             problems.append(Problem(number, f"tool calls or tools nested deeper than {_DEEPEST} levels"))
             value = _place(value)
@@ -140,17 +141,15 @@ def read_session(path: str | Path, *, images: Literal["inline", "reference", "dr
                 continue
         if lean and type(value) is dict:
             message = value.get("message")
-            if type(message) is dict:
-                _forget(message)
             found = 0
             if type(message) is not dict or message.get("role") != "assistant":
                 found = drop_images(value) if images == "drop" else refer_to_images(value, offset, places)
                 dropped += found if images == "drop" else 0
             if large:
                 _share_names(value)
-                if type(message) is dict and offset != last:
-                    message[OFFSET] = offset
-                    if length > _LONG and not found and message.get("role") in _ROLES:
+                if type(message) is dict:
+                    message[OFFSET] = offset if offset != last else None
+                    if offset != last and length > _LONG and not found and message.get("role") in _ROLES:
                         message["content"] = StoredContent(source, offset)
                 last = offset
         if beginning.current:
@@ -171,7 +170,7 @@ def read_session(path: str | Path, *, images: Literal["inline", "reference", "dr
         entries = [value for _, value in kept if value is not None] + entries
         lines = [number for number, value in kept if value is not None] + lines
     problems.sort(key=lambda problem: problem.line)
-    return SessionFile(str(path), header, entries, lines, problems, places, source, dropped)
+    return SessionFile(str(path), header, entries, lines, problems, places, source if large else None, dropped)
 
 
 class _Beginning:
@@ -327,15 +326,3 @@ def _deeper_than(value: Any, levels: int) -> bool:
         layer = inner
         levels -= 1
     return True
-
-
-def _forget(message: dict[str, Any]) -> None:
-    """Drop the bulk of what never reaches a model, all but the mark of an image that a model could not take.
-
-    A file cannot name a place to read from either.
-    """
-    message.pop(OFFSET, None)
-    message.pop("usage", None)
-    details = message.pop("details", None)
-    if type(details) is dict and "imageUnsupportedByModel" in details:
-        message["details"] = {"imageUnsupportedByModel": details["imageUnsupportedByModel"]}
