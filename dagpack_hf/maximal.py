@@ -356,11 +356,12 @@ def merge(parts: Sequence[SourcePart]) -> Rows:
     parents = _concatenate(
         [np.where(part.parents < 0, -1, part.parents + start) for part, start in zip(parts, shift, strict=True)]
     )
-    kept = np.flatnonzero(_first_of_equal(keys) == np.arange(len(keys)))
+    every = np.arange(len(keys), dtype=np.int32)
+    kept = every[_first_of_equal(keys, every) == every]
     used = _ancestors(parents, ends[kept])
     group = np.full(len(parents), -1, np.int32)
     nodes = np.flatnonzero(used).astype(np.int32)
-    group[nodes] = nodes[_first_of_equal(_concatenate([part.digests for part in parts], (0, 2), np.uint64)[nodes])]
+    group[nodes] = nodes[_first_of_equal(_concatenate([part.digests for part in parts], (0, 2), np.uint64), nodes)]
     inner = np.zeros(len(parents), bool)
     below = nodes[parents[nodes] >= 0]
     inner[group[parents[below]]] = True
@@ -388,16 +389,28 @@ def _concatenate(arrays: list[np.ndarray], shape: Any = 0, dtype: Any = np.int32
     return np.concatenate(arrays) if arrays else np.zeros(shape, dtype)
 
 
-def _first_of_equal(pairs: np.ndarray) -> np.ndarray:
-    """Return for each pair the index of the first one that is equal to it, int32."""
-    order = np.lexsort((pairs[:, 1], pairs[:, 0])).astype(np.int32)  # stable: equal pairs stay in their order
-    starts = np.ones(len(pairs), bool)
-    for column in (0, 1):
-        ordered = pairs[order, column]
-        differs = ordered[1:] != ordered[:-1]
-        starts[1:] = differs if column == 0 else starts[1:] | differs
-    first = np.empty(len(pairs), np.int32)
-    first[order] = order[starts][np.cumsum(starts, dtype=np.int32) - 1]
+def _first_of_equal(pairs: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Return for each chosen pair the place among the chosen ones of the first that is equal to it.
+
+    Pairs are digests, so their first bits deal them evenly into buckets, which are sorted one by one to save memory.
+
+    Args:
+        pairs: uint64 [N, 2].
+        chosen: int32 [M], indices of pairs.
+
+    Returns:
+        int32 [M].
+    """
+    first = np.empty(len(chosen), np.int32)
+    buckets = (pairs[:, 0] >> np.uint64(60)).astype(np.uint8)[chosen]
+    for bucket in range(16):
+        places = np.flatnonzero(buckets == bucket).astype(np.int32)
+        own = pairs[chosen[places]]
+        order = np.lexsort((own[:, 1], own[:, 0]))  # stable: equal pairs stay in their order
+        own = own[order]
+        starts = np.ones(len(own), bool)
+        starts[1:] = (own[1:] != own[:-1]).any(1)
+        first[places[order]] = places[order[starts][np.cumsum(starts) - 1]]
     return first
 
 

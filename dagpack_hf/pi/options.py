@@ -168,11 +168,11 @@ class Selection:
         self._labelled = (
             None if options.labels is None else _labelled(session, parents, _patterns(options.labels) or ())
         )
-        self._all = (self._models, self._providers, self._since, self._until, self._whole, self._labelled) == (
-            None,
-        ) * 6
+        given = (self._models, self._providers, self._since, self._until, self._whole, self._labelled)
+        self.unwanted = None if given == (None,) * 6 else self._unwanted
+        """Says why a turn is not wanted; `None` if all are."""
 
-    def unwanted(self, index: int, provider: str, model: str, timestamp: str | None) -> str | None:
+    def _unwanted(self, index: int, provider: str, model: str, timestamp: str | None) -> str | None:
         """Say why a turn is not wanted, `None` if it is.
 
         Args:
@@ -181,8 +181,6 @@ class Selection:
             model: Its model.
             timestamp: Its time, as stored.
         """
-        if self._all:
-            return None
         if self._whole:
             return self._whole
         if self._models is not None and not _matches(self._models, model, f"{provider}/{model}"):

@@ -34,11 +34,11 @@ _PATIENCE = 32
 _ROLES = ("user", "assistant", "toolResult")
 _NAMES = frozenset(("type", "id", "parentId", "role", "api", "provider", "model", "stopReason", "toolName"))
 _DEEPEST = 200
-_DEEP_LINE = 1024
+_DEEP_LINE = 1800
 """Bytes up to which a line cannot be nested so deeply (decoders give up at a thousand levels) and is not looked at."""
 _LARGE = 16 * 1024 * 1024
 """Bytes above which a file's contents do not all stay in memory: those that were used are let go of,"""
-_LONG = 1024
+_LONG = 4096
 """and those of lines of more bytes are only read when they are needed."""
 _FILE_ID = re.compile(r"_([A-Za-z0-9._-]+)$")
 

@@ -8,8 +8,8 @@ Cost: one small object for each message, and one line read and decoded for each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import weakref
+from typing import IO, Any
 
 from dagpack_hf.pi.images import refer_to_images
 from dagpack_hf.pi.lines import line_values
@@ -18,17 +18,26 @@ OFFSET = "\0offset"
 """Key of a message under which the reader notes the byte offset of its line; no key of JSON that pi writes."""
 
 
-@dataclass(frozen=True)
 class Source:
     """A session file that contents are read from again.
 
-    Attributes:
+    Args:
         path: The file.
         images: How the reader keeps images.
     """
 
-    path: str
-    images: str
+    def __init__(self, path: str, images: str) -> None:
+        self.path = path
+        self.images = images
+        self._file: IO[bytes] | None = None
+
+    def line(self, offset: int) -> bytes:
+        """Return the line that begins at a byte; the file stays open until nobody reads from it any more."""
+        if self._file is None:
+            self._file = open(self.path, "rb")  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
+        self._file.seek(offset)
+        return self._file.readline()
 
 
 class StoredContent:
@@ -51,9 +60,7 @@ class StoredContent:
         Raises:
             ValueError: If the file has changed since it was read.
         """
-        with open(self._source.path, "rb") as file:
-            file.seek(self._offset)
-            values, _ = line_values(file.readline(), 0)
+        values, _ = line_values(self._source.line(self._offset), 0)
         message = values[0].get("message") if values and type(values[0]) is dict else None
         if type(message) is not dict:
             raise ValueError(f"{self._source.path}: has changed since it was read; load it again")

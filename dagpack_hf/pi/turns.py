@@ -325,10 +325,12 @@ def _turns(
 ) -> Iterator[Turn]:
     messages = MessageTree()
     contexts = ContextBuilder(tree)
-    writer = RequestWriter(messages, session.source)
+    writer = RequestWriter(messages, session.source, references=bool(session.images))
     models = _Models(options, tree)
-    selection = Selection(options, session, tree.parents)
+    unwanted = Selection(options, session, tree.parents).unwanted
     recorded = _recorded(tree)
+    path, session_id, cwd = session.path, session.session_id, session.cwd
+    stop_reasons = frozenset(options.target_stop_reasons)
     images = ImageStore(session.path, session.images) if options.images == "keep" and session.images else None
     tool_texts: dict[SystemPrompt, str | None] = {}
     for index, entry in enumerate(tree.entries):
@@ -339,27 +341,28 @@ def _turns(
         model = models.of(message, context)
         system = NO_SYSTEM_PROMPT if context is None else context.system
         if not (model.system_updates and system.entries):
-            system = recorded(index) or system
+            system = (recorded and recorded(index)) or system
         if not system.entries:
             system = unrecorded
-        if system not in tool_texts:
+        tools = tool_texts.get(system, "")
+        if tools == "":
             schemas = system.schemas()
-            tool_texts[system] = None if schemas is None else dumps(schemas)
+            tools = tool_texts[system] = None if schemas is None else dumps(schemas)
         request = writer.request(context, model, system)
         stop_reason = message.get("stopReason")
         timestamp = entry.get("timestamp")
         untrained: str | None = None
-        if type(stop_reason) is not str or stop_reason not in options.target_stop_reasons:
+        if type(stop_reason) is not str or stop_reason not in stop_reasons:
             untrained = f"stop reason {stop_reason if _WORD.fullmatch(str(stop_reason)) else 'that is no word'}"
-        else:
-            untrained = selection.unwanted(index, model.provider, model.name, timestamp)
+        elif unwanted is not None:
+            untrained = unwanted(index, model.provider, model.name, timestamp)
         tally.turns += 1
         if untrained is not None:
             tally.untrained_turns[untrained] += 1
         yield Turn(
-            session=session.path,
-            session_id=session.session_id,
-            cwd=session.cwd,
+            session=path,
+            session_id=session_id,
+            cwd=cwd,
             entry=entry["id"],
             provider=model.provider,
             model=model.name,
@@ -367,16 +370,19 @@ def _turns(
             stop_reason=stop_reason if type(stop_reason) is str else None,
             untrained=untrained,
             unprompted=system is NO_SYSTEM_PROMPT,
-            tools_json=tool_texts[system],
+            tools_json=tools,
             tree=messages,
             context=request,
-            target=writer.reply(message, entry["id"], request),
+            target=writer.reply(message, entry["id"], request, model.key),
             images=images,
         )
 
 
-def _recorded(tree: EntryTree) -> Callable[[int], SystemPrompt | None]:
-    """Return a function that gives the prompt which the recorder wrote last above an entry, if it is current."""
+def _recorded(tree: EntryTree) -> Callable[[int], SystemPrompt | None] | None:
+    """Return a function that gives the prompt which the recorder wrote last above an entry, if it is current.
+
+    `None` if the recorder wrote nothing in this session.
+    """
     records: dict[int, SystemPrompt | None] = {
         index: recorded_prompt(entry)
         for index, entry in enumerate(tree.entries)
@@ -384,7 +390,7 @@ def _recorded(tree: EntryTree) -> Callable[[int], SystemPrompt | None]:
     }
     records = {-1: None, **{index: prompt for index, prompt in records.items() if prompt is not None}}
     if len(records) == 1:
-        return lambda index: None
+        return None
     for index, entry in enumerate(tree.entries):
         if _has_system_message(entry):
             records[index] = None

@@ -23,7 +23,7 @@ message is let go of once it is written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dagpack_hf.conversations import MessageTree
@@ -67,10 +67,11 @@ class RequestModel:
     system_updates: bool = False
     legacy: bool = False
 
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """Provider, API and model, which all must be equal for a message to be the model's own."""
-        return self.provider, self.api, self.name
+    key: tuple[str, str, str] = field(init=False)
+    """Provider, API and model, which all must be equal for a message to be the model's own."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.provider, self.api, self.name))
 
 
 _State = tuple[
@@ -93,13 +94,14 @@ class RequestWriter:
     Args:
         tree: Gets the messages of the requests and the replies.
         source: The file, if contents of messages can be read from it again; they are then let go of.
+        references: Whether messages may hold references to images.
     """
 
-    def __init__(self, tree: MessageTree, source: Source | None = None) -> None:
+    def __init__(self, tree: MessageTree, source: Source | None = None, *, references: bool = True) -> None:
         self._tree = tree
         self._source = source
         self._folds: dict[tuple[RequestModel, SystemPrompt], _Fold] = {}
-        self._replies = _Replies(tree, source)
+        self._replies = _Replies(tree, source, references)
         self._written: dict[tuple[bool, bool, bool], _Written] = {}
 
     def request(self, context: Context | None, model: RequestModel, system: SystemPrompt) -> int:
@@ -121,19 +123,20 @@ class RequestWriter:
             fold = self._folds[model, system] = _Fold(self._tree, model, system, self._replies, written, self._source)
         return fold.request(context)
 
-    def reply(self, message: Mapping[str, Any], entry: str, request: int) -> int:
+    def reply(self, message: Mapping[str, Any], entry: str, request: int, model: tuple[str, str, str]) -> int:
         """Return an assistant message as the model wrote it, as the continuation of its request.
 
         Args:
             message: The stored assistant message.
             entry: Its entry id.
             request: The last node of the request.
+            model: Its provider, API and model.
 
         Returns:
             The target's node: text, calls, and thinking wherever the session has it in readable form. Its text is that
             which later requests of the same model hold, unless pi does not send that model's thinking back.
         """
-        return self._tree.append(request, self._replies.of(message, entry).text)
+        return self._tree.append(request, self._replies.of(message, entry, model).text)
 
 
 class _Reply(NamedTuple):
@@ -161,22 +164,31 @@ class _Reply(NamedTuple):
 class _Replies:
     """The replies of one session, each read once."""
 
-    def __init__(self, tree: MessageTree, source: Source | None) -> None:
+    def __init__(self, tree: MessageTree, source: Source | None, references: bool) -> None:
         self._tree = tree
         self._source = source
+        self._references = references
         self._known: dict[int, _Reply] = {}
 
-    def of(self, message: Mapping[str, Any], entry: str) -> _Reply:
+    def of(self, message: Mapping[str, Any], entry: str, model: tuple[str, str, str] | None = None) -> _Reply:
+        """Return what is known of a reply; `model` is its provider, API and model, if they have been read."""
         reply = self._known.get(id(message))
         if reply is None:
             content, thinking, signature, calls = _read(message)
-            model = model_key(message)
-            text = _add_reply(self._tree, _assistant(content, thinking, calls), entry, model[2])
+            model = model or model_key(message)
+            text = self.add(content, thinking, calls, entry, model[2])
             names = [(call, name) for call, name, _ in calls]
             empty = not content and not calls
             reply = self._known[id(message)] = _Reply(message, model, text, empty, bool(thinking), signature, names)
             _let_go(message, self._source)
         return reply
+
+    def add(self, content: str, thinking: str, calls: Sequence[tuple[str, str, Any]], entry: str, model: str) -> int:
+        """Add an assistant message; its arguments may hold anything, also what looks like an image reference."""
+        text = self._tree.text(_assistant(content, thinking, calls), entry, model)
+        if self._references:
+            self._tree.texts[text] = spell_out(self._tree.texts[text])
+        return text
 
 
 _Written = dict[int, tuple[Mapping[str, Any], int, list[dict[str, Any]]]]
@@ -337,12 +349,12 @@ class _Fold:
         if reply.model == self._key:
             if reply.thinks and not _sends_thinking(reply, model):
                 content, _, _, made = _read(message)
-                text = _add_reply(self._tree, _assistant(content, "", made), entry, reply.model[2])
+                text = self._replies.add(content, "", made, entry, reply.model[2])
         elif reply.thinks or _renames(model, names):
             content, made, renamed = self._foreign(message, renamed)
             names = [(call, name) for call, name, _ in made]
             empty = not content and not made
-            text = _add_reply(self._tree, _assistant(content, "", made), entry, reply.model[2])
+            text = self._replies.add(content, "", made, entry, reply.model[2])
         if not empty:
             last = self._tree.append(last, text)
         return last, tuple(names) if names else calls, answered, images, held, renamed, True
@@ -381,13 +393,6 @@ def _renames(model: RequestModel, calls: Sequence[tuple[str, str]]) -> bool:
     if model.api != "openai-completions":
         return False
     return any(chat_call_id(call, model.provider, legacy=model.legacy) != call for call, _ in calls)
-
-
-def _add_reply(tree: MessageTree, message: dict[str, Any], entry: str, model: str) -> int:
-    """Add an assistant message; its arguments may hold anything, also what looks like the reference of an image."""
-    text = tree.text(message, entry, model)
-    tree.texts[text] = spell_out(tree.texts[text])
-    return text
 
 
 def _let_go(message: Mapping[str, Any], source: Source | None) -> None:
