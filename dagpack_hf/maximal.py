@@ -358,7 +358,7 @@ def merge(parts: Sequence[SourcePart]) -> Rows:
     )
     every = np.arange(len(keys), dtype=np.int32)
     kept = every[_first_of_equal(keys, every) == every]
-    used = _ancestors(parents, ends[kept])
+    used = _used(first_node, parents, part_of_turn, ends, kept)
     group = np.full(len(parents), -1, np.int32)
     nodes = np.flatnonzero(used).astype(np.int32)
     group[nodes] = nodes[_first_of_equal(_concatenate([part.digests for part in parts], (0, 2), np.uint64), nodes)]
@@ -412,6 +412,20 @@ def _first_of_equal(pairs: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         starts[1:] = (own[1:] != own[:-1]).any(1)
         first[places[order]] = places[order[starts][np.cumsum(starts) - 1]]
     return first
+
+
+def _used(
+    first_node: np.ndarray, parents: np.ndarray, part_of_turn: np.ndarray, ends: np.ndarray, kept: np.ndarray
+) -> np.ndarray:
+    """Mark the nodes on the lists of kept turns; where all turns of a part are kept, these are all of its nodes."""
+    lost = np.ones(len(ends), bool)
+    lost[kept] = False
+    used = np.ones(len(parents), bool)
+    some_lost = np.zeros(len(first_node) - 1, bool)
+    some_lost[part_of_turn[lost]] = True
+    for part in np.flatnonzero(some_lost):
+        used[first_node[part] : first_node[part + 1]] = False
+    return used | _ancestors(parents, ends[kept[some_lost[part_of_turn[kept]]]])
 
 
 def _ancestors(parents: np.ndarray, nodes: np.ndarray) -> np.ndarray:

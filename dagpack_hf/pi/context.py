@@ -126,7 +126,8 @@ class ContextBuilder:
         self._tree = tree
         self._contexts: list[Context | None] = [None] * len(tree.entries)
         self._known = bytearray(len(tree.entries))
-        self._projects = any(entry["type"] in ("compaction", "context_edit") for entry in tree.entries)
+        # Only an edit builds much of a context a second time, and then its links are looked for.
+        self._shares = any(entry["type"] == "context_edit" for entry in tree.entries)
         self._links: dict[tuple[Context | None, int, int, int], Context] = {}
         self._edited = {
             entry.get("targetId")
@@ -144,7 +145,9 @@ class ContextBuilder:
         for step in reversed(pending):
             entry = self._tree.entries[step]
             kind = entry["type"]
-            if kind in _SETTINGS:
+            if kind == "message" and not self._shares:
+                context = _with_message(context, entry["message"], entry["id"])
+            elif kind in _SETTINGS:
                 pass
             elif kind in ("compaction", "context_edit") or entry["id"] in self._edited:
                 context = self._project(step)
@@ -198,7 +201,7 @@ class ContextBuilder:
         if edit >= 0 and not isinstance(replacement, Mapping):
             return context
         messages = _entry_messages(entry)
-        if not self._projects:  # then no context is built twice, and no link is looked for
+        if not self._shares:
             for message in messages:
                 context = _linked(context, message, entry["id"])
             return context
@@ -232,6 +235,15 @@ def _entry_messages(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return ()
 
 
+def _with_message(context: Context | None, message: Mapping[str, Any], entry: str) -> Context | None:
+    """Append a stored message, if it is of a kind that reaches the model."""
+    if message["role"] in _CHAT and type(message.get("content")) in (list, StoredContent):
+        return Context(context, message, entry, NO_SYSTEM_PROMPT if context is None else context.system)
+    for known in _known(message):
+        context = _linked(context, known, entry)
+    return context
+
+
 def _known(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return a stored message if it is of a kind that reaches the model."""
     role = message["role"]
@@ -259,8 +271,6 @@ def _replaced(message: Mapping[str, Any], replacement: Mapping[str, Any]) -> Map
 def _linked(context: Context | None, message: Mapping[str, Any], entry: str) -> Context:
     """Append a message; text that pi wraps itself, and custom messages, become a user message of text blocks."""
     role, content = message["role"], message.get("content")
-    if role in _CHAT and type(content) in (list, StoredContent):
-        return Context(context, message, entry, NO_SYSTEM_PROMPT if context is None else context.system)
     if role in ("summary", "custom"):
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         message = {"role": "user", "content": blocks}
