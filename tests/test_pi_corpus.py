@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dagpack_hf.cli import main
 from dagpack_hf.pi import export_turns, iter_turns
 from dagpack_hf.pi.context import ContextBuilder
 from dagpack_hf.pi.reader import SessionFile, read_session
@@ -116,16 +117,21 @@ def test_the_context_of_every_entry_equals_that_of_pi(version: str, files: int, 
     assert checked == entries
 
 
-def test_every_request_of_both_versions(tmp_path: Path) -> None:
+def test_the_command_exports_every_request_of_both_versions(tmp_path: Path) -> None:
+    """Turns whose prompt no file records get the one their user supplies, here that of the old part of one session."""
+    (upgraded,) = (CORPUS / "sessions" / "1.6.0").rglob(UPGRADED)
+    old = supplied(read_session(upgraded))
+    (tmp_path / "prompt.txt").write_bytes(old["prompt"].encode())
+    (tmp_path / "tools.json").write_text(json.dumps(old["tools"]), "utf-8")
+    files = sorted(map(str, (CORPUS / "sessions").rglob("*.jsonl")))
     export = tmp_path / "export.jsonl"
-    with open(export, "w", encoding="utf-8") as file:
-        for turn in export_turns(
-            CORPUS / "sessions",
-            system_prompt=lambda session: supplied(session).get("prompt"),
-            tools=lambda session: supplied(session).get("tools"),
-        ):
-            file.write(json.dumps(turn) + "\n")
+    prompt = ["--system-prompt", str(tmp_path / "prompt.txt"), "--tools", str(tmp_path / "tools.json")]
+    assert main(["export", "--format", "openai", *files, "--out", str(export), *prompt]) == 0
+    assert compare(export, "--version", "1.6.0") == "155 of 155 turns equal"
     assert compare(export) == "323 of 323 turns equal"
+    assert main(["export", "--format", "openai", *files, "--out", str(export)]) == 0
+    assert compare(export) == "307 of 323 turns equal"
+    assert compare(export, "--no-system") == "323 of 323 turns equal"
 
 
 def test_recorded_prompts_are_those_of_the_requests() -> None:

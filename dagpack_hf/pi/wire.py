@@ -289,7 +289,7 @@ class _Fold:
     def _tool_result(self, state: _State, message: Mapping[str, Any], entry: str) -> _State:
         last, calls, answered, images, held, renamed, _ = state
         stored = block_text(message, "toolCallId")
-        call = dict(renamed).get(stored, stored) if renamed else stored
+        call = (dict(renamed).get(stored) or stored) if renamed else stored
         known = self._written.get(id(message)) if call == stored else None
         if known is None:
             content, own = self._tool_content(message.get("content"))
@@ -357,7 +357,9 @@ class _Fold:
             text = self._replies.add(content, "", made, entry, reply.model[2])
         if not empty:
             last = self._tree.append(last, text)
-        return last, tuple(names) if names else calls, answered, images, held, renamed, True
+        if names:
+            calls, answered = tuple(names), frozenset()
+        return last, calls, answered, images, held, renamed, True
 
     def _foreign(
         self, message: Mapping[str, Any], renamed: tuple[tuple[str, str], ...]
