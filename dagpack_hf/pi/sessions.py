@@ -131,7 +131,7 @@ def load_sessions(
     fingerprint = _fingerprint(files, reading)
     folder = _folder(cache_dir, fingerprint)
     if not (use_cache and _complete(folder)):
-        with _new_folder(folder, replace=not use_cache) as new:
+        with _new_files(folder) as new:
             report = _read_into(new, files, reading, num_proc)
             (new / _REPORT).write_text(json.dumps(asdict(report)), "utf-8")
     report = LoadReport(**json.loads((folder / _REPORT).read_text("utf-8")))
@@ -325,18 +325,18 @@ def _complete(folder: Path) -> bool:
 
 
 @contextmanager
-def _new_folder(folder: Path, *, replace: bool) -> Iterator[Path]:
-    """A folder that appears under its name when it is complete, unless another process has been faster."""
+def _new_files(folder: Path) -> Iterator[Path]:
+    """A folder for new files, which move into `folder` when all are complete.
+
+    Files of the same name are replaced one by one: whoever reads the old ones at that moment keeps them, and others
+    that are written at the same time hold the same, since the folder is named after what they depend on.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         yield new
-        if replace or not _complete(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        try:
-            os.rename(new, folder)
-        except OSError:
-            if not _complete(folder):
-                raise
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in (_ROWS, _REPORT):
+            os.replace(new / name, folder / name)
     finally:
         shutil.rmtree(new, ignore_errors=True)
