@@ -16,9 +16,17 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagpack_hf import maximal
 from dagpack_hf.conversations import FEATURES, MessageTree, decode_column, dumps
-from dagpack_hf.maximal import PartDetails, Provenance, Rows, SourcePart, SourceWriter, merge, row_tables, write_rows
+from dagpack_hf.maximal import (
+    PartDetails,
+    Provenance,
+    Rows,
+    SourcePart,
+    SourceWriter,
+    merge,
+    row_tables,
+    write_rows,
+)
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
@@ -152,7 +160,7 @@ TURN = st.builds(
 @settings(max_examples=300, deadline=None)
 def test_rows_are_the_maximal_lists(sources: list[list[Given]], seed: int, files: int, chunk: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maximal, "_CHUNK_BYTES", chunk)
+        patch.setattr(writing, "_CHUNK_BYTES", chunk)
         rows, entries = load(Path(folder), *sources, seed=seed, files=files)
         wanted, counts = expected(sources, entries)
         assert read(rows) == wanted
@@ -215,10 +223,10 @@ def test_long_texts_are_read_from_the_spill_file_piece_by_piece(
     sources = [[Given("qarb"), Given("qasc"), Given("xarc", apart=True)], [], [Given("qasd", tools=True)]]
     rows, entries = load(tmp_path, *sources, files=2, long="é" * 999)
     wanted, _ = expected(sources, entries)
-    monkeypatch.setattr(maximal, "_CHUNK_BYTES", 5000)
+    monkeypatch.setattr(writing, "_CHUNK_BYTES", 5000)
     reads: list[int] = []
-    pread = maximal._Spill._pread
-    monkeypatch.setattr(maximal._Spill, "_pread", lambda spill, at, size: reads.append(size) or pread(spill, at, size))
+    pread = writing._Spill._pread
+    monkeypatch.setattr(writing._Spill, "_pread", lambda spill, at, size: reads.append(size) or pread(spill, at, size))
     got = read(rows)
     assert [[text[0] for text in row["messages"]] for row in got] == [row["messages"] for row in wanted]
     assert {text[1:] for row in got for text in row["messages"]} == {"é" * 999}
@@ -230,13 +238,13 @@ def test_long_texts_are_read_from_the_spill_file_piece_by_piece(
 
 def test_chunks_stay_small_and_so_does_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = load(tmp_path, [Given("ab"), Given("ac"), Given("ad")], long="x" * 400)
-    monkeypatch.setattr(maximal, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(writing, "_CHUNK_BYTES", 1000)
     assert [len(table) for table in row_tables(rows)] == [2, 1]
 
 
 def test_a_row_that_arrow_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = load(tmp_path, [Given("ab")], long="x" * 400)
-    monkeypatch.setattr(maximal, "_ROW_BYTES", 859)
+    monkeypatch.setattr(writing, "_ROW_BYTES", 859)
     with pytest.raises(ValueError, match=r"s0\.jsonl: a message list of 861 bytes .* holds 859; leave images out"):
         list(row_tables(rows))
 

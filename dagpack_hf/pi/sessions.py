@@ -292,7 +292,8 @@ def _fingerprint(files: Sequence[str], options: ReadOptions) -> str:
 @cache
 def _code_digest() -> list[str | None]:
     package = Path(__file__).parents[1]
-    sources = [package / "conversations.py", package / "maximal.py", *sorted((package / "pi").glob("*.py"))]
+    folders = (package / "maximal", package / "pi")
+    sources = [package / "conversations.py", *(file for folder in folders for file in sorted(folder.glob("*.py")))]
     return [_file_digest(str(path)) for path in sources]
 
 
