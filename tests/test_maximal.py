@@ -26,6 +26,7 @@ from dagpack_hf.maximal import (
     merge,
     row_tables,
     write_rows,
+    writing,
 )
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
