@@ -96,6 +96,30 @@ def test_an_orphan_starts_a_path(session: SessionBuilder, turns: Any) -> None:
     assert turns()[turn].messages == [user("tail")]
 
 
+def test_a_fork_that_lost_its_labels_is_whole_where_it_was_copied(session: SessionBuilder, turns: Any) -> None:
+    session.user("1")
+    first = session.assistant("one")
+    session.user("2", parent="a label that is not here")
+    copied = session.assistant("two")
+    session.entry("label", targetId=first, label="x")
+    session.lines[0]["timestamp"] = "2026-01-01T00:00:06.000Z"
+    session.user("3")
+    own = session.assistant("three")
+    read = turns()
+    assert read[copied].messages == [user("1"), assistant("one"), user("2")]
+    assert read[own].messages == [user("2"), assistant("two"), user("3")]
+
+
+def test_a_branched_file_with_a_lost_parent_is_no_such_fork(session: SessionBuilder, turns: Any) -> None:
+    root = session.user("1")
+    session.assistant("one")
+    session.user("2", parent="gone")
+    lost = session.assistant("two")
+    session.assistant("other", parent=root)
+    session.lines[0]["timestamp"] = "2026-01-01T00:01:00.000Z"
+    assert turns()[lost].messages == [user("2")]
+
+
 def test_compaction_keeps_what_it_says(session: SessionBuilder, turns: Any) -> None:
     session.user("1")
     session.assistant("one")
@@ -307,6 +331,27 @@ def test_unanswered_calls_are_answered(session: SessionBuilder, turns: Any) -> N
     ]
 
 
+def test_an_earlier_result_does_not_answer_a_call_of_the_same_id(session: SessionBuilder, turns: Any) -> None:
+    session.user("1")
+    session.result("c1", "early")
+    session.assistant(call("c1", "read"))
+    turn = session.assistant("ok")
+    assert turns()[turn].messages == [
+        user("1"),
+        result("c1", "early"),
+        assistant(tool_calls=calls(("c1", "read", {}))),
+        result("c1", "No result provided"),
+    ]
+
+
+@pytest.mark.parametrize("arguments", [None, [1, 2], "text", 1e21])
+def test_arguments_that_are_no_object_stay_what_they_are(session: SessionBuilder, turns: Any, arguments: Any) -> None:
+    session.assistant({**call("c1", "read"), "arguments": arguments})
+    turn = session.assistant("ok")
+    (asks, _) = turns()[turn].messages
+    assert asks["tool_calls"][0]["function"]["arguments"] == arguments
+
+
 def test_empty_replies_vanish_and_so_do_empty_prompts(session: SessionBuilder, turns: Any) -> None:
     session.user("1")
     empty = session.assistant(" \n")
@@ -433,6 +478,17 @@ def test_a_marked_tool_result_shows_a_model_without_images(
     assert read[other].messages[0]["content"][0]["type"] == "image_url"
 
 
+def test_a_mark_names_the_model_of_its_provider_only(session: SessionBuilder, turns: Any) -> None:
+    session.user([image()])
+    session.assistant(call("c1", "read"))
+    session.result("c1", "png", image(), details={"imageUnsupportedByModel": "tiny"})
+    marked = session.assistant("!")
+    other = session.assistant("!", provider="remote")
+    read = turns(images="keep")
+    assert read[marked].messages[0] == user("(image omitted: model does not support images)")
+    assert read[other].messages[0]["content"][0]["type"] == "image_url"
+
+
 def test_lone_surrogates_are_dropped_from_texts(session: SessionBuilder, turns: Any, tmp_path: Path) -> None:
     session.user("a\\ud800b")
     turn = session.assistant(thinking("c\\ud800d"), "ok")
@@ -451,6 +507,17 @@ def test_call_ids_of_other_models_are_shortened(session: SessionBuilder, turns: 
     assert turns()[turn].messages == [
         assistant(tool_calls=calls(("call_1_fc_2", "read", {}))),
         result("call_1_fc_2", "out"),
+    ]
+
+
+def test_a_result_keeps_its_id_where_nothing_is_left_of_it(session: SessionBuilder, turns: Any) -> None:
+    session.assistant(call("|", "read"), model="gpt", api="openai-responses")
+    session.result("|", "out")
+    turn = session.assistant("ok")
+    assert turns()[turn].messages == [
+        assistant(tool_calls=calls(("", "read", {}))),
+        result("|", "out"),
+        result("", "No result provided"),
     ]
 
 

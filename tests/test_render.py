@@ -206,3 +206,15 @@ def test_the_sample_from_session_files_to_rows():
     stops = sum(row["shift_labels"].count(tokenizer.eos_token_id) for row in rows)
     assert stops <= report.turns, "at most one stop token is trained for each turn"
     assert all(isinstance(tree, TokenTree) for tree in iter_trees(trees))
+
+
+def test_arguments_a_template_cannot_walk_are_a_reason_not_a_crash() -> None:
+    call = {"type": "function", "function": {"name": "read", "arguments": None}}
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    template = "{% for key in messages[1].tool_calls[0].function.arguments %}{% endfor %}"
+    dataset = Dataset.from_list([{"messages": json.dumps(chat)}])
+    trees, report = tokenize_conversations(
+        dataset, sample_tokenizer(), chat_template=template, on_error="skip", return_report=True
+    )
+    assert len(trees) == 0
+    assert report.skipped == {"the chat template raised an error": 1}

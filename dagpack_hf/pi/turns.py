@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -324,11 +325,12 @@ def _turns(
     session: SessionFile, tree: EntryTree, options: ReadOptions, unrecorded: SystemPrompt, tally: Tally
 ) -> Iterator[Turn]:
     messages = MessageTree()
-    contexts = ContextBuilder(tree)
+    own = _paths(tree)
+    copies, forked = _copied_path(session, tree)
+    copied = own if copies == 0 else _paths(forked)
     writer = RequestWriter(messages, session.source, references=bool(session.images))
     models = _Models(options, tree)
     unwanted = Selection(options, session, tree.parents).unwanted
-    recorded = _recorded(tree)
     path, session_id, cwd = session.path, session.session_id, session.cwd
     stop_reasons = frozenset(options.target_stop_reasons)
     images = ImageStore(session.path, session.images) if options.images == "keep" and session.images else None
@@ -337,7 +339,8 @@ def _turns(
         if entry["type"] != "message" or entry["message"]["role"] != "assistant":
             continue
         message = entry["message"]
-        context = contexts.at(tree.parents[index])
+        parents, contexts, recorded = copied if index < copies else own
+        context = contexts.at(parents[index])
         model = models.of(message, context)
         system = NO_SYSTEM_PROMPT if context is None else context.system
         if not (model.system_updates and system.entries):
@@ -376,6 +379,40 @@ def _turns(
             target=writer.reply(message, entry["id"], request, model.key),
             images=images,
         )
+
+
+class _Paths(NamedTuple):
+    """What stands above an entry: for each entry its parent, contexts, and prompts that the recorder wrote."""
+
+    parents: list[int]
+    contexts: ContextBuilder
+    recorded: Callable[[int], SystemPrompt | None] | None
+
+
+def _paths(tree: EntryTree) -> _Paths:
+    return _Paths(tree.parents, ContextBuilder(tree), _recorded(tree))
+
+
+def _copied_path(session: SessionFile, tree: EntryTree) -> tuple[int, EntryTree]:
+    """Return how many entries a fork copied from a path that it tore (0: none), and the tree with that path whole.
+
+    What a fork copied is older than its header. A fork by pi before 0.79.2 leaves labels out, and what hung below a
+    label then has no parent in the file. The copied replies were written with the whole path above them, what follows
+    them in the fork only with its last piece.
+    """
+    start = block_text(session.header, "timestamp")
+    parents = list(tree.parents)
+    count = torn = 0
+    for entry, parent in zip(tree.entries, parents, strict=True):
+        if block_text(entry, "timestamp") >= start:
+            break
+        if parent != count - 1:
+            if parent >= 0 or not entry.get("parentId"):
+                return 0, tree
+            parents[count] = count - 1
+            torn += 1
+        count += 1
+    return (count, replace(tree, parents=parents)) if torn else (0, tree)
 
 
 def _recorded(tree: EntryTree) -> Callable[[int], SystemPrompt | None] | None:
@@ -441,7 +478,8 @@ def _text_only_models(tree: EntryTree) -> set[str]:
             continue
         named = mapping(message.get("details")).get("imageUnsupportedByModel")
         if isinstance(named, str):
-            models.add(named)
+            above = _model_above(tree, index)
+            models.add(above if above.endswith(f"/{named}") else named)
         elif _NO_IMAGES_NOTE in content_text(message.get("content")) and _has_image(message):
             models.add(_model_above(tree, index))
     return models - {""}

@@ -488,8 +488,7 @@ def _read(message: Mapping[str, Any], *, aloud: bool = False) -> tuple[str, str,
             if not block.get("redacted"):
                 (texts if aloud else thoughts).append(text)
         elif kind == "toolCall":
-            arguments = block.get("arguments")
-            calls.append((block_text(block, "id"), block_text(block, "name"), {} if arguments is None else arguments))
+            calls.append((block_text(block, "id"), block_text(block, "name"), block.get("arguments", {})))
     return "".join(texts), "\n".join(thoughts), signature or "", calls
 
 

@@ -70,7 +70,8 @@ def render_turn(
     try:
         context = _render(tokenizer, messages[:turn], add_generation_prompt=True, **variables)
         whole = _render(tokenizer, messages[: turn + 1], add_generation_prompt=False, **variables)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        # A template is a program: on values that it does not expect, arguments that are null say, it fails as one.
         raise RenderError("the chat template raised an error", str(error)) from error
     if not whole.startswith(context):
         same = next((i for i, (a, b) in enumerate(zip(context, whole, strict=False)) if a != b), len(whole))
