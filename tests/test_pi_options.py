@@ -261,7 +261,7 @@ def test_what_can_be_read_once_counts_for_every_file(tmp_path: Path) -> None:
         ("until", 5, "until=5 is no time: use a datetime, a date, or text"),
         ("target_stop_reasons", ["stop", "error"], r"target_stop_reasons holds \['error'\]: a failed turn is never"),
         ("target_stop_reasons", "aborted", r"target_stop_reasons holds \['aborted'\]"),
-        ("target_stop_reasons", ["lenght"], r"holds \['lenght'\]: use 'length', 'stop', 'toolUse'"),
+        ("target_stop_reasons", ["cut"], r"holds \['cut'\]: use 'length', 'stop', 'toolUse'"),
         ("models", 5, "models=5 is neither a text nor a list of texts"),
         ("labels", [None], r"labels=\[None\] holds something that is no text"),
         ("names", ["a", 3], r"names=\['a', 3\] holds something"),

@@ -514,7 +514,7 @@ def test_nothing_is_read_again_while_contents_and_options_are_the_same(tmp_path:
 
 def changed_byte(path: Path) -> None:
     times = path.stat()
-    path.write_bytes(path.read_bytes().replace(b"Found.", b"Faund."))
+    path.write_bytes(path.read_bytes().replace(b"Found.", b"F0und."))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
