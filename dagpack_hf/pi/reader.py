@@ -38,7 +38,7 @@ _DEEP_LINE = 1800
 """Bytes up to which a line cannot be nested so deeply (decoders give up at a thousand levels) and is not looked at."""
 _LARGE = 16 * 1024 * 1024
 """Bytes above which a file's contents do not all stay in memory: those that were used are let go of,"""
-_LONG = 4096
+_LONG = 2048
 """and those of lines of more bytes are only read when they are needed."""
 _FILE_ID = re.compile(r"_([A-Za-z0-9._-]+)$")
 
