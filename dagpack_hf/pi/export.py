@@ -29,10 +29,10 @@ from typing import Any, Literal, get_args
 from datasets import Features, List, Value
 
 from dagpack_hf.conversations import FEATURES, JsonText, dumps
+from dagpack_hf.pi.messages import USER_IMAGE
 from dagpack_hf.pi.options import Images, PathLike
 from dagpack_hf.pi.sessions import load_sessions
 from dagpack_hf.pi.turns import Turn, iter_turns
-from dagpack_hf.pi.wire import USER_IMAGE
 
 Format = Literal["openai", "messages", "sharegpt"]
 Unit = Literal["turns", "conversations"]

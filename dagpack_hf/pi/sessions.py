@@ -41,19 +41,12 @@ from datasets.table import MemoryMappedTable
 from dagpack_hf.conversations import FEATURES
 from dagpack_hf.maximal import BackgroundFile, Provenance, SourcePart, SourceWriter, merge, write_rows
 from dagpack_hf.pi.context import SystemPrompt
+from dagpack_hf.pi.files import file_size, session_files, with_progress
 from dagpack_hf.pi.images import ImageStore
 from dagpack_hf.pi.options import PathLike, ReadOptions
 from dagpack_hf.pi.reader import read_session
 from dagpack_hf.pi.report import LoadReport, Tally
-from dagpack_hf.pi.turns import (
-    SAME_TURN,
-    exported_prompts,
-    file_size,
-    file_turns,
-    session_files,
-    turn_key,
-    with_progress,
-)
+from dagpack_hf.pi.turns import SAME_TURN, exported_prompts, file_turns, turn_key
 
 logger = logging.getLogger(__name__)
 

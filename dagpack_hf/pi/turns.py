@@ -14,37 +14,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import blake2b
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-from datasets.utils import tqdm
+from typing import Any, NamedTuple
 
 from dagpack_hf.conversations import MessageTree, dumps, loads
-from dagpack_hf.pi.context import (
-    NO_SYSTEM_PROMPT,
-    Context,
-    ContextBuilder,
-    SystemPrompt,
-    block_text,
-    blocks,
-    content_text,
-    mapping,
-)
+from dagpack_hf.pi.context import NO_SYSTEM_PROMPT, ContextBuilder, SystemPrompt, block_text, mapping
+from dagpack_hf.pi.files import session_files, with_progress
 from dagpack_hf.pi.images import ImageStore
-from dagpack_hf.pi.options import PathLike, ReadOptions, Selection, legacy_version
+from dagpack_hf.pi.models import RequestModels
+from dagpack_hf.pi.options import PathLike, ReadOptions, Selection
 from dagpack_hf.pi.reader import Problem, SessionError, SessionFile, read_session
 from dagpack_hf.pi.recorded import RECORD_TYPE, html_prompts, recorded_prompt
 from dagpack_hf.pi.report import Tally
 from dagpack_hf.pi.tree import EntryTree, build_tree
-from dagpack_hf.pi.wire import RequestModel, RequestWriter, model_key
+from dagpack_hf.pi.wire import RequestWriter
 
 SAME_TURN = "same entry id and content as an earlier turn"
-Result = TypeVar("Result")
 _WORD = re.compile(r"\w{1,40}", re.ASCII)
-_NO_IMAGES_NOTE = "[Current model does not support images"
 
 
 class Turn(NamedTuple):
@@ -109,53 +97,6 @@ class Turn(NamedTuple):
         return None if self.tools_json is None else loads(self.tools_json)
 
 
-def default_session_dir() -> Path:
-    """Return pi's own session folder.
-
-    `PI_CODING_AGENT_SESSION_DIR`, else `sessions` under `PI_CODING_AGENT_DIR`, else `~/.pi/agent/sessions`.
-    """
-    if sessions := os.environ.get("PI_CODING_AGENT_SESSION_DIR"):
-        return Path(sessions).expanduser()
-    agent = os.environ.get("PI_CODING_AGENT_DIR")
-    return (Path(agent).expanduser() if agent else Path.home() / ".pi" / "agent") / "sessions"
-
-
-def session_files(paths: PathLike | Iterable[PathLike] | None = None) -> list[str]:
-    """List session files.
-
-    Args:
-        paths: A file, a folder (searched at any depth for `*.jsonl`), several of these, or `None` for pi's own folder.
-
-    Returns:
-        Paths in the order given, those of a folder sorted; each file once.
-
-    Raises:
-        FileNotFoundError: If a path, or pi's own folder, is not there.
-    """
-    if paths is None:
-        paths = default_session_dir()
-        if not paths.exists():
-            raise FileNotFoundError(
-                f"pi's session folder {paths} does not exist: name the files or folders to read, or set "
-                "PI_CODING_AGENT_SESSION_DIR"
-            )
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files: dict[str, str] = {}
-    for path in (os.path.expanduser(os.fspath(path)) for path in given):
-        if not os.path.exists(path):
-            raise FileNotFoundError(f"no such session file or folder: {path}")
-        for file in _files_under(path) if os.path.isdir(path) else [path]:
-            files.setdefault(os.path.realpath(file), file)
-    return list(files.values())
-
-
-def _files_under(folder: str) -> list[str]:
-    found = []
-    for parent, _, names in os.walk(folder):
-        found += [os.path.join(parent, name) for name in names if name.endswith(".jsonl")]
-    return sorted(path for path in found if os.path.isfile(path))
-
-
 def iter_turns(
     paths: PathLike | Iterable[PathLike] | None = None,
     *,
@@ -202,29 +143,6 @@ def exported_prompts(options: ReadOptions) -> dict[str, SystemPrompt]:
     if exports is None:
         return {}
     return html_prompts([exports] if isinstance(exports, str | os.PathLike) else exports)
-
-
-def with_progress(files: Sequence[str], results: Iterable[Result], *, disable: bool) -> Iterator[Result]:
-    """Yield one result for each file, with a bar that moves by bytes.
-
-    Args:
-        files: Paths of files.
-        results: As many.
-        disable: Show nothing.
-    """
-    sizes = [file_size(path) for path in files]
-    with tqdm(total=sum(sizes), desc="Reading sessions", unit="B", unit_scale=True, disable=disable) as bar:
-        for result, size in zip(results, sizes, strict=True):
-            yield result
-            bar.update(size)
-
-
-def file_size(path: str) -> int:
-    """Return the size of a file in bytes, 0 if there is none."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def file_turns(path: str, options: ReadOptions, prompts: Mapping[str, SystemPrompt], tally: Tally) -> Iterator[Turn]:
@@ -287,40 +205,6 @@ def _supplied(session: SessionFile, options: ReadOptions) -> SystemPrompt:
     return SystemPrompt((text,) if text else (), tools={function["name"]: dict(function) for function in functions})
 
 
-class _Models:
-    """The request model of each assistant message.
-
-    Args:
-        options: What the caller says about models.
-        tree: The entries, which show what models cannot take.
-    """
-
-    def __init__(self, options: ReadOptions, tree: EntryTree) -> None:
-        self._keep = options.images != "placeholder"
-        self._text_only = {*options.text_only_models, *(_text_only_models(tree) if self._keep else ())}
-        self._system_updates = set(options.system_update_models)
-        self._legacy = None if options.pi_version is None else legacy_version(options.pi_version)
-        self._known: dict[tuple[tuple[str, str, str], bool], RequestModel] = {}
-
-    def of(self, message: Mapping[str, Any], context: Context | None) -> RequestModel:
-        legacy = self._legacy
-        if legacy is None:
-            recorded = context is not None and bool(context.system.entries)
-            legacy = not recorded and "durationMs" not in message
-        key = model_key(message)
-        model = self._known.get((key, legacy))
-        if model is None:
-            names = {key[2], f"{key[0]}/{key[2]}"}
-            model = self._known[key, legacy] = RequestModel(
-                *key,
-                images=self._keep and not names & self._text_only,
-                parts=self._keep,
-                system_updates=bool(names & self._system_updates),
-                legacy=legacy,
-            )
-        return model
-
-
 def _turns(
     session: SessionFile, tree: EntryTree, options: ReadOptions, unrecorded: SystemPrompt, tally: Tally
 ) -> Iterator[Turn]:
@@ -329,7 +213,7 @@ def _turns(
     copies, forked = _copied_path(session, tree)
     copied = own if copies == 0 else _paths(forked)
     writer = RequestWriter(messages, session.source, references=bool(session.images))
-    models = _Models(options, tree)
+    models = RequestModels(options, tree)
     unwanted = Selection(options, session, tree.parents).unwanted
     path, session_id, cwd = session.path, session.session_id, session.cwd
     stop_reasons = frozenset(options.target_stop_reasons)
@@ -463,37 +347,3 @@ def _seen_before(turn: Turn, seen: set[bytes]) -> bool:
         return True
     seen.add(digest)
     return False
-
-
-def _text_only_models(tree: EntryTree) -> set[str]:
-    """Return the models that a tool result of the file shows to take no images.
-
-    pi 1.x records the model beside an image that it could not take; before, it added a note to the result, for the
-    model whose call it answers.
-    """
-    models = set()
-    for index, entry in enumerate(tree.entries):
-        message = entry.get("message")
-        if entry["type"] != "message" or not isinstance(message, dict) or message["role"] != "toolResult":
-            continue
-        named = mapping(message.get("details")).get("imageUnsupportedByModel")
-        if isinstance(named, str):
-            above = _model_above(tree, index)
-            models.add(above if above.endswith(f"/{named}") else named)
-        elif _NO_IMAGES_NOTE in content_text(message.get("content")) and _has_image(message):
-            models.add(_model_above(tree, index))
-    return models - {""}
-
-
-def _has_image(message: dict[str, Any]) -> bool:
-    return any(block.get("type") == "image" for block in blocks(message.get("content")))
-
-
-def _model_above(tree: EntryTree, index: int) -> str:
-    """Return `provider/model` of the nearest assistant entry above an entry, empty if there is none."""
-    while (index := tree.parents[index]) >= 0:
-        entry = tree.entries[index]
-        if entry["type"] == "message" and entry["message"]["role"] == "assistant":
-            provider, name = (block_text(entry["message"], key) for key in ("provider", "model"))
-            return f"{provider}/{name}"
-    return ""

@@ -23,56 +23,32 @@ message is let go of once it is written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dagpack_hf.conversations import MessageTree
 from dagpack_hf.pi.call_ids import chat_call_id
-from dagpack_hf.pi.context import NO_SYSTEM_PROMPT, Context, SystemPrompt, block_text, blocks, content_text, mapping
-from dagpack_hf.pi.images import data_url, spell_out
+from dagpack_hf.pi.context import NO_SYSTEM_PROMPT, Context, SystemPrompt, block_text, blocks, content_text
+from dagpack_hf.pi.images import spell_out
+from dagpack_hf.pi.messages import (
+    NO_OUTPUT,
+    NO_RESULT,
+    ONLY_IMAGE,
+    TOOL_IMAGE,
+    TOOL_IMAGES_FOLLOW,
+    USER_IMAGE,
+    assistant_message,
+    content_parts,
+    image_part,
+    is_blank,
+    read_reply,
+    tool_message,
+    update_text,
+    without_images,
+)
+from dagpack_hf.pi.models import RequestModel, model_key
 from dagpack_hf.pi.stored import OFFSET, Source, StoredContent
 
-USER_IMAGE = "(image omitted: model does not support images)"
-TOOL_IMAGE = "(tool image omitted: model does not support images)"
-_TOOL_IMAGES_FOLLOW = "Attached image(s) from tool result:"
-_ONLY_IMAGE = "(see attached image)"
-_NO_OUTPUT = "(no tool output)"
-_NO_RESULT = "No result provided"
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_text")
-# JavaScript's trim(), which differs from str.strip() in U+001C..U+001F, U+0085 and U+FEFF.
-_JS_SPACE = "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-_JS_SPACE += "\u2028\u2029\u202f\u205f\u3000\ufeff"
-
-
-@dataclass(frozen=True, eq=False)
-class RequestModel:
-    """The model of a request, and how pi writes requests for it; one object for each model of a session.
-
-    Attributes:
-        provider: Provider name, as in the session.
-        api: API name, as in the session.
-        name: Model id, as in the session.
-        images: Whether it takes images; otherwise it reads placeholders.
-        parts: Whether a user message of several parts stays a list; otherwise texts are joined by newlines.
-        system_updates: Whether later system messages are sent in place instead of folded into the first one.
-        legacy: Whether the request was made by pi before 1.x: it sent other models' thinking as text, kept empty text
-            parts, and had no text of its own for an empty tool result.
-    """
-
-    provider: str
-    api: str
-    name: str
-    images: bool = True
-    parts: bool = True
-    system_updates: bool = False
-    legacy: bool = False
-
-    key: tuple[str, str, str] = field(init=False)
-    """Provider, API and model, which all must be equal for a message to be the model's own."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", (self.provider, self.api, self.name))
-
 
 _State = tuple[
     int,
@@ -174,7 +150,7 @@ class _Replies:
         """Return what is known of a reply; `model` is its provider, API and model, if they have been read."""
         reply = self._known.get(id(message))
         if reply is None:
-            content, thinking, signature, calls = _read(message)
+            content, thinking, signature, calls = read_reply(message)
             model = model or model_key(message)
             text = self.add(content, thinking, calls, entry, model[2])
             names = [(call, name) for call, name, _ in calls]
@@ -185,7 +161,7 @@ class _Replies:
 
     def add(self, content: str, thinking: str, calls: Sequence[tuple[str, str, Any]], entry: str, model: str) -> int:
         """Add an assistant message; its arguments may hold anything, also what looks like an image reference."""
-        text = self._tree.text(_assistant(content, thinking, calls), entry, model)
+        text = self._tree.text(assistant_message(content, thinking, calls), entry, model)
         if self._references:
             self._tree.texts[text] = spell_out(self._tree.texts[text])
         return text
@@ -280,8 +256,8 @@ class _Fold:
             return content
         given = blocks(content)
         if not self._model.images:
-            given = _without_images(given, USER_IMAGE)
-        parts = _parts(given, keep_empty=self._model.legacy)
+            given = without_images(given, USER_IMAGE)
+        parts = content_parts(given, keep_empty=self._model.legacy)
         texts = [part["text"] for part in parts if part["type"] == "text"]
         one_string = len(texts) == len(parts) and (len(texts) == 1 or not self._model.parts)
         return ("\n".join(texts) if one_string else parts) if parts else None
@@ -293,7 +269,7 @@ class _Fold:
         known = self._written.get(id(message)) if call == stored else None
         if known is None:
             content, own = self._tool_content(message.get("content"))
-            text = self._tree.text(_tool_message(call, block_text(message, "toolName"), content), entry)
+            text = self._tree.text(tool_message(call, block_text(message, "toolName"), content), entry)
             known = message, text, own
             if call == stored:
                 self._written[id(message)] = known
@@ -310,14 +286,14 @@ class _Fold:
         images = []
         if "image" in kinds:
             if self._model.images:
-                images = [_image(block) for block, kind in zip(given, kinds, strict=True) if kind == "image"]
+                images = [image_part(block) for block, kind in zip(given, kinds, strict=True) if kind == "image"]
             else:
-                given = _without_images(given, TOOL_IMAGE)
+                given = without_images(given, TOOL_IMAGE)
         text = block_text(given[0]) if kinds == ["text"] else content_text(given)
         if self._model.legacy:
-            text = text or _ONLY_IMAGE
-        elif _blank(text):
-            text = _ONLY_IMAGE if images else _NO_OUTPUT
+            text = text or ONLY_IMAGE
+        elif is_blank(text):
+            text = ONLY_IMAGE if images else NO_OUTPUT
         return text, images
 
     def _answered(self, state: _State) -> _State:
@@ -327,7 +303,7 @@ class _Fold:
             return state
         for call, name in calls:
             if call not in answered:
-                last = self._append(last, _tool_message(call, name, _NO_RESULT))
+                last = self._append(last, tool_message(call, name, NO_RESULT))
         state = (last, (), frozenset(), images, (), renamed, begun)
         for message, entry in held:
             state = self._system_update(state, message, entry)
@@ -338,7 +314,7 @@ class _Fold:
         last, calls, answered, images, held, renamed, begun = state
         if not images:
             return state
-        parts = [{"type": "text", "text": _TOOL_IMAGES_FOLLOW}, *images]
+        parts = [{"type": "text", "text": TOOL_IMAGES_FOLLOW}, *images]
         return self._append(last, {"role": "user", "content": parts}), calls, answered, (), held, renamed, begun
 
     def _assistant_turn(self, state: _State, message: Mapping[str, Any], entry: str) -> _State:
@@ -348,7 +324,7 @@ class _Fold:
         text, empty, names = reply.text, reply.empty, reply.calls
         if reply.model == self._key:
             if reply.thinks and not _sends_thinking(reply, model):
-                content, _, _, made = _read(message)
+                content, _, _, made = read_reply(message)
                 text = self._replies.add(content, "", made, entry, reply.model[2])
         elif reply.thinks or _renames(model, names):
             content, made, renamed = self._foreign(message, renamed)
@@ -366,7 +342,7 @@ class _Fold:
     ) -> tuple[str, list[tuple[str, str, Any]], tuple[tuple[str, str], ...]]:
         """Return text and calls of another model's reply as this model gets them, and the calls renamed so far."""
         model = self._model
-        content, _, _, calls = _read(message, aloud=model.legacy)
+        content, _, _, calls = read_reply(message, aloud=model.legacy)
         if model.api != "openai-completions":
             return content, calls, renamed
         ids = {call: chat_call_id(call, model.provider, legacy=model.legacy) for call, _, _ in calls}
@@ -384,7 +360,7 @@ class _Fold:
 
     def _system_update(self, state: _State, message: Mapping[str, Any], entry: str) -> _State:
         last, calls, answered, images, held, renamed, begun = self._flushed(state)
-        text = _update_text(message) if begun else NO_SYSTEM_PROMPT.replay(message, entry).text()
+        text = update_text(message) if begun else NO_SYSTEM_PROMPT.replay(message, entry).text()
         if text:
             last = self._append(last, {"role": "system", "content": text}, entry)
         return last, calls, answered, images, held, renamed, True
@@ -404,99 +380,6 @@ def _let_go(message: Mapping[str, Any], source: Source | None) -> None:
         message["content"] = StoredContent(source, offset)  # type: ignore[index]
 
 
-def model_key(message: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return provider, API and model of an assistant message, empty where it has none."""
-    return block_text(message, "provider"), block_text(message, "api"), block_text(message, "model")
-
-
-def _parts(content: Sequence[Mapping[str, Any]], *, keep_empty: bool) -> list[dict[str, Any]]:
-    """Turn pi's blocks into request parts; pi 1.x leaves empty texts out."""
-    parts: list[dict[str, Any]] = []
-    for block in content:
-        if block.get("type") == "image":
-            parts.append(_image(block))
-        elif block.get("type") == "text" and (block_text(block) or keep_empty):
-            parts.append({"type": "text", "text": block_text(block)})
-    return parts
-
-
-def _image(block: Mapping[str, Any]) -> dict[str, Any]:
-    url = block.get("url")
-    return {"type": "image_url", "image_url": {"url": url if isinstance(url, str) else data_url(block)}}
-
-
-def _without_images(content: Sequence[Mapping[str, Any]], placeholder: str) -> list[Mapping[str, Any]]:
-    """Put one placeholder for each run of images."""
-    result: list[Mapping[str, Any]] = []
-    in_run = False
-    for block in content:
-        if block.get("type") == "image":
-            if not in_run:
-                result.append({"type": "text", "text": placeholder})
-            in_run = True
-        else:
-            result.append(block)
-            in_run = block.get("text") == placeholder
-    return result
-
-
-def _tool_message(call: str, name: str, text: str) -> dict[str, Any]:
-    if not name:
-        return {"role": "tool", "tool_call_id": call, "content": text}
-    return {"role": "tool", "tool_call_id": call, "name": name, "content": text}
-
-
-def _assistant(content: str, thinking: str, calls: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if thinking:
-        message["reasoning_content"] = thinking
-    if calls:
-        message["tool_calls"] = [
-            {"type": "function", "id": call, "function": {"name": name, "arguments": arguments}}
-            for call, name, arguments in calls
-        ]
-    return message
-
-
-def _read(message: Mapping[str, Any], *, aloud: bool = False) -> tuple[str, str, str, list[tuple[str, str, Any]]]:
-    """Read the blocks of an assistant message.
-
-    Args:
-        message: The stored message.
-        aloud: Take thinking for text.
-
-    Returns:
-        Its text, the thinking that is there to read, the signature of its first thought, and its calls (id, name of
-        the tool, arguments). Blank texts and thoughts are left out.
-    """
-    texts: list[str] = []
-    thoughts: list[str] = []
-    signature: str | None = None
-    calls: list[tuple[str, str, Any]] = []
-    for block in blocks(message.get("content")):
-        kind = block.get("type")
-        if kind == "text":
-            text = block_text(block)
-            if not _blank(text):
-                texts.append(text)
-        elif kind == "thinking":
-            text = block_text(block, "thinking")
-            if _blank(text):
-                continue
-            if signature is None:
-                signature = block_text(block, "thinkingSignature")
-            if not block.get("redacted"):
-                (texts if aloud else thoughts).append(text)
-        elif kind == "toolCall":
-            calls.append((block_text(block, "id"), block_text(block, "name"), block.get("arguments", {})))
-    return "".join(texts), "\n".join(thoughts), signature or "", calls
-
-
-def _blank(text: str) -> bool:
-    """Say whether a text is empty after JavaScript's trim()."""
-    return not text or (text[0] in _JS_SPACE and not text.strip(_JS_SPACE))
-
-
 def _sends_thinking(reply: _Reply, model: RequestModel) -> bool:
     """Say whether thinking goes back to the model with an earlier turn of its own.
 
@@ -508,13 +391,3 @@ def _sends_thinking(reply: _Reply, model: RequestModel) -> bool:
     if model.api != "openai-completions":
         return True
     return bool(signature) if model.legacy else signature in _REASONING_FIELDS or signature.startswith("[")
-
-
-def _update_text(message: Mapping[str, Any]) -> str:
-    parts = [content_text(message.get("content"))]
-    for name, text in mapping(message.get("sections")).items():
-        if text is None:
-            parts.append(f'Removed system prompt section "{name}".')
-        elif isinstance(text, str):
-            parts.append(f'Updated system prompt section "{name}":\n\n{text}')
-    return "\n\n".join(part for part in parts if part)
