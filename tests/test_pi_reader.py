@@ -469,9 +469,9 @@ def test_files_that_are_no_session_are_refused(tmp_path: Path, content: bytes, l
 def test_other_json_lines_are_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = 0
 
-    def counted(path: Path, problems: list[Problem]) -> Iterator[tuple[int, int, int, Any]]:
+    def counted(path: Path, problems: list[Problem], *decoder: Any) -> Iterator[tuple[int, int, int, Any]]:
         nonlocal taken
-        for value in read_values(path, problems):
+        for value in read_values(path, problems, *decoder):
             taken += 1
             yield value
 

@@ -36,7 +36,7 @@ ENTRY_TYPES = (
 
 # msgspec reads what the standard library reads, to the same values, or raises an error: it refuses lone surrogates and
 # floats beyond the range, which are then read the slow way.
-_fast_decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
+decode_any: Callable[[bytes], Any] = msgspec.json.Decoder().decode
 _ENTRY_START = re.compile(r'\{"type": ?"(?:session|' + "|".join(ENTRY_TYPES) + ')"')
 _BETWEEN = re.compile(r"[\0 \t\n\r\v\f]*")
 _TRIES = 32
@@ -61,7 +61,7 @@ class Problem:
 
 
 def read_values(
-    path: str | os.PathLike[str], problems: list[Problem], decode: Callable[[bytes], Any] = _fast_decode
+    path: str | os.PathLike[str], problems: list[Problem], decode: Callable[[bytes], Any] = decode_any
 ) -> Iterator[tuple[int, int, int, Any]]:
     """Yield the JSON values of a file.
 
@@ -107,7 +107,7 @@ def read_values(
 def line_values(raw: bytes, number: int) -> tuple[list[Any], list[Problem]]:
     """Return the JSON values of one line, and what is wrong with it."""
     try:
-        return [_fast_decode(raw)], []
+        return [decode_any(raw)], []
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return _mend(raw, number)
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from dagpack_hf.pi.images import Places, drop_images, refer_to_images
 from dagpack_hf.pi.lean import decode_lean
-from dagpack_hf.pi.lines import ENTRY_TYPES, Problem, read_values
+from dagpack_hf.pi.lines import ENTRY_TYPES, Problem, decode_any, read_values
 from dagpack_hf.pi.migrate import CURRENT_VERSION, migrate, version_number
 from dagpack_hf.pi.stored import OFFSET, Source, StoredContent
 
@@ -133,7 +133,7 @@ def read_session(path: str | Path, *, images: Literal["inline", "reference", "dr
     lean = images != "inline"
     large = lean and os.path.getsize(path) > _LARGE
     last, dropped = -1, 0
-    for number, offset, length, value in read_values(path, problems, *([decode_lean] if lean else [])):
+    for number, offset, length, value in read_values(path, problems, decode_lean if lean else decode_any):
         if length > _DEEP_LINE and type(value) is dict and _too_deep(value.get("message")):
             problems.append(Problem(number, f"tool calls or tools nested deeper than {_DEEPEST} levels"))
             value = _place(value)
