@@ -8,9 +8,9 @@ Design: files are read one by one, in as many processes as the caller likes, and
 and a `SourcePart` of flat arrays; `maximal` finds the rows over all of them and streams them to an Arrow file, which
 the data set maps into memory. The Arrow file is a cache, found again by the contents of the files and the options.
 
-Cost: one pass over the files to hash them and one to read them. In memory: one file's entries for each process, most
-of their texts left out, and about 50 bytes for each turn and 20 for each message of all files. On disk, for as long as
-it takes: the texts of all files.
+Cost: one pass over the files to hash them and one to read them. In memory: one file's entries for each process,
+without most of their texts if it is large, and about 50 bytes for each turn and 20 for each message of all files. On
+disk, for as long as it takes: the texts of all files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contents of messages that were read, used and let go of: read again from the session file in the rare case.
+"""Contents of messages in large files: let go of once they are used, and read again from the file in the rare case.
 
 A message is written out once for all requests that have it in the same form. What it says is then no longer needed in
 memory, unless a model of another kind follows in the same session.

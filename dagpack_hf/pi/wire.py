@@ -16,8 +16,8 @@ so a turn costs what its branch adds, not its whole path. What a request needs a
 pending images) is appended to a state without changing it. Requests are lists of a `MessageTree`, which holds each
 message once.
 
-Cost: one state for each entry, model and system prompt that occur, one JSON text for each message. The content of a
-message is let go of once it is written.
+Cost: one state for each entry, model and system prompt that occur, one JSON text for each message. In large files the
+content of a message is let go of once it is written.
 """
 
 from __future__ import annotations
