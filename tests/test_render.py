@@ -12,7 +12,8 @@ from datasets import Dataset
 from dagpack_hf import TokenForest, TokenTree, load_sessions, pack_dataset, tokenize_conversations
 from dagpack_hf.packing import TREE_COLUMNS, iter_trees
 from dagpack_hf.render import RenderError, render_turn
-from dagpack_hf.render.tokenize import TREE_FEATURES, sequences_to_tree
+from dagpack_hf.render.tokenize import TREE_FEATURES
+from dagpack_hf.render.tree import forest_tree
 from dagpack_hf.sample import sample_sessions, sample_tokenizer
 from tests.corpora import prefix_counts
 from tests.toy import toy_tokenizer
@@ -150,12 +151,13 @@ def test_several_processes_give_the_same_trees():
     ],
 )
 def test_a_template_that_cannot_express_a_turn_is_named_or_counted(template, reason, caplog):
-    rows = conversations(MESSAGES[:2], MESSAGES)
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}] * 3
+    rows = conversations(chat[:2], chat)
     with pytest.raises(RenderError, match=rf"{reason}: .*conversation 0, message 1; on_error=") as error:
-        tokenize_conversations(rows, toy_tokenizer(), chat_template=template)
+        tokenize_conversations(rows, toy_tokenizer(), template=template)
     assert error.value.reason == reason
     trees, report = tokenize_conversations(
-        rows, toy_tokenizer(), chat_template=template, on_error="skip", return_report=True
+        rows, toy_tokenizer(), template=template, on_error="skip", return_report=True
     )
     assert len(trees) == 0 and trees.column_names == list(TREE_COLUMNS)
     assert (report.turns, report.skipped) == (0, {reason: 4})
@@ -167,7 +169,7 @@ def test_template_variables_are_passed_on():
     tokenizer = toy_tokenizer()
     template = "{{ mood }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     rows = conversations([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    trees = tokenize_conversations(rows, tokenizer, chat_template=template, chat_template_kwargs={"mood": "glad "})
+    trees = tokenize_conversations(rows, tokenizer, template=template, chat_template_kwargs={"mood": "glad "})
     assert text(tokenizer, trees[0]["input_ids"]) == "glad a<|im_end|>b<|im_end|>"
 
 
@@ -176,7 +178,7 @@ def test_template_variables_are_passed_on():
     [
         ({"text": ["a"]}, {}, "needs a messages column; the data set has text"),
         ({"messages": ["[]"]}, {"on_error": "ignore"}, "on_error must be 'raise' or 'skip'"),
-        ({"messages": [json.dumps(MESSAGES)], "trained": [[True]]}, {}, "Conversation 0: 6 messages but 1 values"),
+        ({"messages": [json.dumps(MESSAGES)], "trained": [[True]]}, {}, "conversation 0, 6 messages but 1 values"),
     ],
 )
 def test_bad_arguments_are_named(columns, options, message):
@@ -185,10 +187,10 @@ def test_bad_arguments_are_named(columns, options, message):
 
 
 def test_a_tree_counts_up_to_its_limit():
-    tree = sequences_to_tree([[1, 2]] * 65535, [[-100, 2]] * 65535)
+    tree = forest_tree(TokenForest.from_sequences([[1, 2]] * 65535, [[-100, 2]] * 65535))
     assert tree.target_count.tolist() == [0, 65535] and tree.target_count.dtype == np.uint16
     with pytest.raises(ValueError, match="65536 sequences of one conversation share a target"):
-        sequences_to_tree([[1, 2]] * 65536, [[-100, 2]] * 65536)
+        forest_tree(TokenForest.from_sequences([[1, 2]] * 65536, [[-100, 2]] * 65536))
 
 
 def test_the_sample_from_session_files_to_rows():
@@ -214,7 +216,7 @@ def test_arguments_a_template_cannot_walk_are_a_reason_not_a_crash() -> None:
     template = "{% for key in messages[1].tool_calls[0].function.arguments %}{% endfor %}"
     dataset = Dataset.from_list([{"messages": json.dumps(chat)}])
     trees, report = tokenize_conversations(
-        dataset, sample_tokenizer(), chat_template=template, on_error="skip", return_report=True
+        dataset, sample_tokenizer(), template=template, on_error="skip", return_report=True
     )
     assert len(trees) == 0
     assert report.skipped == {"the chat template raised an error": 1}

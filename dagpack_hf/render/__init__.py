@@ -5,10 +5,26 @@ one token sequence but one for each trained turn: the context as the template re
 generation prompt, and then the turn. The sequences of a conversation become one token tree, which `TokenForest` merges
 with the others.
 
-Cost: each turn renders and tokenises its whole context, which is quadratic in the length of a conversation.
+It goes in two steps, text first: `template` renders, `probe` finds out what the template does, `context` renders
+contexts from turn to turn and `turn` what comes behind them; then `chunks` and `tree` make tokens of the distinct
+text. `conversation` puts them together, `tokenize` applies them to data sets.
+
+Cost: linear in the distinct text, at the speed of the tokenizer.
 """
 
-from dagpack_hf.render.tokenize import RenderReport, tokenize_conversations
-from dagpack_hf.render.turn import RenderError, TurnTokens, render_turn
+from dagpack_hf.render.options import RenderOptions
+from dagpack_hf.render.single import probe_chat_template, render_turn
+from dagpack_hf.render.template import RenderError
+from dagpack_hf.render.tokenize import ConversationTokenizer, RenderReport, tokenize_conversations
+from dagpack_hf.render.tree import TurnTokens
 
-__all__ = ["RenderError", "RenderReport", "TurnTokens", "render_turn", "tokenize_conversations"]
+__all__ = [
+    "ConversationTokenizer",
+    "RenderError",
+    "RenderOptions",
+    "RenderReport",
+    "TurnTokens",
+    "probe_chat_template",
+    "render_turn",
+    "tokenize_conversations",
+]

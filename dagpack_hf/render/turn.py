@@ -1,111 +1,287 @@
-"""One trained turn as tokens: what the model is fed, and what it has to write.
+"""Turns as text: what the model is fed, and what it has to write behind it.
 
-With G the rendered context including the generation prompt and F the rendered context including the turn, the turn is
-C = F[len(G):]. Its targets are the tokens of C up to and including the stop token: not the scaffold before them, which
-the server writes, nor the newline after it, which nobody samples.
+With G the rendered context including the generation prompt and F the rendering with the turn, the turn is
+C = F[len(G):], up to and including its stop token: without the scaffold before it, which the server writes, and
+without what the template writes behind it, which nobody samples.
+
+Where F does not begin with G (a template may drop earlier thinking as soon as the final answer is there), C is taken
+from the same turn after a single question, and must then be the end of F as well.
+
+Cost. Two renderings for each turn (see `context`), and a search for the turn's own strings in its text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
 
-import jinja2
+from dagpack_hf.render.chunks import ChunkPath, ChunkTrie
+from dagpack_hf.render.context import ContextText, ContextUpdate
+from dagpack_hf.render.probe import TemplateFacts
+from dagpack_hf.render.template import ChatTemplate, Message, RenderError, Tools, calls_of, text_of, thought_of
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-Message = dict[str, Any]
+_CHECKED_SHARE = 0.2
+"""Messages that are rendered only to check windows, as a share of those that windows render."""
 
 
-class RenderError(ValueError):
-    """A turn that cannot be rendered as at inference. `reason` is short and the same for turns that fail alike."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
+class WindowError(Exception):
+    """A context in windows is not what the template renders in full."""
 
 
 @dataclass(frozen=True)
-class TurnTokens:
-    """Token ids of one turn.
+class TurnText:
+    """One turn behind its context.
 
     Args:
-        context_ids: what the model is fed, generation prompt included.
-        target_ids: what it has to write, the stop token last.
+        index: index of the message.
+        context: node of the context in the conversation's `ChunkTrie`; -1 if the context is empty.
+        last: last chunk of the context, with which the turn is tokenised.
+        text: what the model has to write, the stop token last.
+        thought: characters of `text` up to the end of the thinking, 0 if there is none.
+        variables: variables of the template that were chosen for this turn.
+        spliced: whether the text was taken from the same turn after a single question.
     """
 
-    context_ids: list[int]
-    target_ids: list[int]
+    index: int
+    context: int
+    last: str
+    text: str
+    thought: int = 0
+    variables: dict[str, Any] = field(default_factory=dict)
+    spliced: bool = False
 
 
-def render_turn(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[Message],
-    turn: int,
-    *,
-    tools: list[dict[str, Any]] | None = None,
-    chat_template: str | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None,
-) -> TurnTokens:
-    """Tokens of the assistant message `messages[turn]` in the context that comes before it.
-
-    The context is tokenised on its own, as a server does, and the turn in its place after it; where the two would melt
-    into one token at the border, the turn is tokenised on its own too.
+class ConversationText:
+    """The turns of one conversation, in their order.
 
     Args:
-        tokenizer: a fast tokenizer with a chat template.
-        messages: the conversation; what comes after `turn` is not looked at.
-        turn: index of the assistant message to train.
+        template: the chat template.
+        facts: what the probe found out about it.
+        messages: the prepared messages.
         tools: JSON schemas of the tools that were offered.
-        chat_template: a template to use instead of the tokenizer's own.
-        chat_template_kwargs: further variables of the template.
+        trie: takes the contexts.
+        date: what the template's clock shows.
+        windows: whether contexts may be rendered in windows.
 
-    Raises:
-        RenderError: the template fails, does not continue its own generation prompt, or ends the turn without a stop
-            token.
+    Attributes:
+        checked: contexts that were compared with their full rendering.
+        windowed: contexts that were rendered in windows.
+        context_losses: turns by the part of their context that the template leaves out.
     """
-    variables = {"tools": tools, "chat_template": chat_template, **(chat_template_kwargs or {})}
-    try:
-        context = _render(tokenizer, messages[:turn], add_generation_prompt=True, **variables)
-        whole = _render(tokenizer, messages[: turn + 1], add_generation_prompt=False, **variables)
-    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-        # A template is a program: on values that it does not expect, arguments that are null say, it fails as one.
-        raise RenderError("the chat template raised an error", str(error)) from error
-    if not whole.startswith(context):
-        same = next((i for i, (a, b) in enumerate(zip(context, whole, strict=False)) if a != b), len(whole))
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        facts: TemplateFacts,
+        messages: Sequence[Message],
+        tools: Tools,
+        trie: ChunkTrie,
+        *,
+        date: datetime | None = None,
+        windows: bool = True,
+    ) -> None:
+        self.messages = messages
+        self.trie = trie
+        self.checked = 0
+        self.windowed = 0
+        self._template = template
+        self._facts = facts
+        self._tools = tools
+        self._date = date
+        self._windows = facts.windows if windows else None
+        self._contexts: dict[tuple[Any, ...], tuple[ContextText, ChunkPath]] = {}
+        self._rendered = 0.0
+
+    def turn(self, index: int, *, check: bool = False) -> TurnText:
+        """Render the message `index` in its context. Indices must rise from call to call.
+
+        Args:
+            index: index of the message. One that no assistant wrote is rendered as it follows in the conversation.
+            check: compare the context with its full rendering if it was rendered in a window. Some are compared in any
+                case.
+
+        Raises:
+            RenderError: the turn cannot be rendered as at inference.
+            WindowError: a comparison failed; render the conversation again without windows.
+        """
+        message = self.messages[index]
+        if message.get("role") != "assistant":
+            return self._other(index)
+        if self._facts.refused is not None:
+            reason, detail = self._facts.refused
+            raise RenderError(reason, f"{detail}. So it is with every turn under this template")
+        ending = self._facts.endings.get(bool(calls_of(message)))
+        if ending is None:
+            raise _lost("call", self._facts.turn_losses.get("call", ""))
+        for variables in self._choices(message):
+            context, path = self._context(variables)
+            update = context.render(index)
+            path.replace(update.keep, update.text)
+            whole, text = context.completion(index, update)
+            if text is not None:
+                break
+        self._check(index, context, path, update, text, force=check)
+        spliced = text is None
+        if text is None:
+            text = self._splice(index, path.last, whole, variables)
+        if not text.endswith(ending.rest if not ending.written else ending.stop + ending.rest):
+            raise RenderError(
+                "the turn does not end on its stop token", f"it ends in {text[-40:]!r}, not in {ending.stop!r}"
+            )
+        text = text[: len(text) - len(ending.rest)] + ("" if ending.written else ending.stop)
+        _check_arrival(text, message)
+        return TurnText(index, path.node, path.last, text, _thought_end(text, message), variables, spliced)
+
+    def _choices(self, message: Message) -> list[dict[str, Any]]:
+        """Variables to try: thinking switched as the turn has it, or else left to the template."""
+        switch = self._facts.switch
+        if switch is None or switch in self._template.variables:
+            return [{}]
+        return [{switch: bool(thought_of(message).strip())}, {}]
+
+    def _context(self, variables: dict[str, Any], *kind: str) -> tuple[ContextText, ChunkPath]:
+        key = (*sorted(variables.items()), *kind)
+        if key not in self._contexts:
+            context = ContextText(
+                self._template,
+                self.messages,
+                self._tools,
+                windows=self._windows,
+                calls=not {"call", "tool result"} & self._facts.context_losses.keys(),
+                date=self._date,
+                variables=variables,
+            )
+            self._contexts[key] = context, ChunkPath(self.trie)
+        return self._contexts[key]
+
+    def _check(
+        self,
+        index: int,
+        context: ContextText,
+        path: ChunkPath,
+        update: ContextUpdate,
+        text: str | None,
+        *,
+        force: bool,
+    ) -> None:
+        """Compare with the full rendering: always if `force`, else as often as it costs little."""
+        if not update.windowed:
+            return
+        self.windowed += 1
+        self._rendered += _CHECKED_SHARE * update.windowed
+        if not force and self._rendered < index:
+            return
+        self._rendered -= index
+        self.checked += 1
+        full = context.full(index, generation_prompt=True)
+        whole = context.full(index + 1, generation_prompt=False)
+        if path.text() != full:
+            raise WindowError
+        if whole != full + text if text is not None else whole.startswith(full):
+            raise WindowError
+
+    def _splice(self, index: int, last: str, whole: str, variables: dict[str, Any]) -> str:
+        """Text of a turn after a single question, if it is also the end of the rendering in its place."""
+        start = [message for message in self.messages[:1] if message.get("role") == "system"]
+        start = [*start, {"role": "user", "content": "Hello"}]
+        options: dict[str, Any] = {"date": self._date, **variables}
+        before = self._template.render(start, self._tools, generation_prompt=True, **options)
+        text = self._template.render([*start, self.messages[index]], self._tools, **options)
+        if text.startswith(before) and whole.endswith(last + text[len(before) :]):
+            return text[len(before) :]
         raise RenderError(
             "the chat template does not continue its own generation prompt",
-            f"the context ends in {context[-60:]!r}, the turn has {whole[same : same + 60]!r} from character {same} "
-            "on",
+            f"the context ends in {last[-60:]!r}, the rendering with the turn in {whole[-60:]!r}",
         )
-    context_ids = _encode(tokenizer, context)
-    whole_ids = _encode(tokenizer, whole)
-    if whole_ids[: len(context_ids)] == context_ids:
-        turn_ids = whole_ids[len(context_ids) :]
-    else:
-        turn_ids = _encode(tokenizer, whole[len(context) :])
-    return TurnTokens(context_ids, turn_ids[: _stop_position(tokenizer, turn_ids) + 1])
+
+    def _other(self, index: int) -> TurnText:
+        """A message that no assistant wrote, behind all that the template writes before it."""
+        context, path = self._context({}, "other")
+        update = context.render(index, generation_prompt=False)
+        path.replace(update.keep, update.text)
+        before = path.text()
+        whole = context.full(index + 1, generation_prompt=False)
+        shared = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
+        context_path = ChunkPath(self.trie)
+        context_path.replace(0, whole[:shared])
+        text = whole[shared:]
+        if text_of(self.messages[index]).strip() not in text:
+            raise _lost("text", "the template writes another text, or leaves it out")
+        return TurnText(index, context_path.node, context_path.last, text)
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], **variables: Any) -> str:
-    return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **variables))
+def context_parts(messages: Sequence[Message], tools: Tools, facts: TemplateFacts) -> list[set[str]]:
+    """For each message the parts of its context that the template leaves out.
+
+    Returns:
+        One set for each message, of names as in `TemplateFacts.context_losses`, and `"images"`.
+    """
+    present: set[str] = {"tools"} if tools else set()
+    found = []
+    for message in messages:
+        found.append({part for part in present if part in facts.context_losses or part == "images"})
+        role = message.get("role")
+        if role == "system":
+            present.add("system prompt")
+        elif role == "tool":
+            present.add("tool result")
+        if calls := calls_of(message):
+            present |= {"call"} if len(calls) == 1 else {"call", "parallel calls"}
+        content = message.get("content")
+        if isinstance(content, list) and any(isinstance(part, dict) and "text" not in part for part in content):
+            present.add("images")
+    return found
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+def _lost(part: str, why: str) -> RenderError:
+    remedy = '; leave it out with thinking="drop"' if part == "thinking" else ""
+    return RenderError(f"the chat template does not write the {part} of the turn", (why or "it is not there") + remedy)
 
 
-def _stop_position(tokenizer: PreTrainedTokenizerBase, turn_ids: list[int]) -> int:
-    """Position of the last special token, after which only white space may come."""
-    special = set(tokenizer.all_special_ids)
-    last = next((i for i in range(len(turn_ids) - 1, -1, -1) if turn_ids[i] in special), -1)
-    rest = str(tokenizer.decode(turn_ids[last + 1 :]))
-    if last < 0 or rest.strip():
-        raise RenderError(
-            "the turn does not end on a stop token",
-            f"it ends in {tokenizer.decode(turn_ids[-20:])!r}. The template must close an assistant message with a "
-            "special token of the tokenizer",
-        )
-    return last
+def _check_arrival(text: str, message: Message) -> None:
+    """Check that text, thinking and calls of a turn are all in its rendering.
+
+    Raises:
+        RenderError: a part is missing.
+    """
+    if text_of(message).strip() not in text:
+        raise _lost("text", f"looked for {text_of(message).strip()[:60]!r}")
+    if thought_of(message).strip() not in text:
+        raise _lost("thinking", f"looked for {thought_of(message).strip()[:60]!r}")
+    names: Counter[str] = Counter()
+    for call in calls_of(message):
+        names[str(call.get("name"))] += 1
+        missing = next((value for value in _strings(call.get("arguments")) if not _written(value, text)), None)
+        if missing is not None:
+            raise _lost("call", f"looked for the argument {missing[:60]!r}")
+    for name, times in names.items():
+        if text.count(name) < times:
+            raise _lost("call", f"looked for {name!r}, {times} times")
+
+
+def _strings(value: Any) -> list[str]:
+    """All strings in arguments: keys and values."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for key, item in value.items() for text in (str(key), *_strings(item))]
+    if isinstance(value, list):
+        return [text for item in value for text in _strings(item)]
+    return []
+
+
+def _written(value: str, text: str) -> bool:
+    """Whether a string is in a text: as it is, or as JSON."""
+    return (
+        value.strip() in text or json.dumps(value, ensure_ascii=False)[1:-1] in text or json.dumps(value)[1:-1] in text
+    )
+
+
+def _thought_end(text: str, message: Message) -> int:
+    """Characters of a turn up to the end of its thinking."""
+    thought = thought_of(message).strip()
+    return text.find(thought) + len(thought) if thought else 0
