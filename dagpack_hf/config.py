@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from transformers import TrainingArguments
 from trl import SFTConfig
@@ -27,6 +28,15 @@ class DagSFTConfig(SFTConfig):
     count windows.
 
     Parameters:
+        per_turn (`bool`, *optional*):
+            Whether every trained assistant message is rendered in the context that the model is given for it at
+            inference, which many chat templates render differently once other messages follow (they leave out earlier
+            thinking). Needs conversational data; of prompt-completion data the completion is trained. `False` is
+            [`~trl.SFTTrainer`]'s own tokenisation. By default `True` for conversations with a `trained` column, such
+            as those of `load_sessions`, and `False` for all other data.
+        per_turn_kwargs (`dict[str, Any]`, *optional*):
+            Options of `tokenize_conversations` for that: `template`, `chat_template_kwargs`, `thinking`,
+            `loss_on_thinking`, `loss_roles`, `control_tokens`, `date`, `windows`, `on_error`.
         packing_scope (`str`, *optional*, defaults to `"dataset"`):
             What is merged. Possible values are:
 
@@ -57,6 +67,23 @@ class DagSFTConfig(SFTConfig):
             Backend of the attention: `"dense"`, `"flex"`, or `"auto"` (flex on CUDA, dense elsewhere).
     """
 
+    _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "per_turn_kwargs"]  # noqa: RUF012
+
+    per_turn: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Whether every trained assistant message is rendered in the context that the model is given for "
+            "it at inference. Needs conversational data. False is SFTTrainer's own tokenisation. Default: True for "
+            "conversations with a trained column, such as pi sessions, else False."
+        },
+    )
+    per_turn_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Options of tokenize_conversations for per_turn, as JSON: template, chat_template_kwargs, "
+            "thinking, loss_on_thinking, loss_roles, control_tokens, date, windows, on_error."
+        },
+    )
     packing_scope: str = field(
         default="dataset",
         metadata={
@@ -133,6 +160,8 @@ class DagSFTConfig(SFTConfig):
         return cls(**{each.name: getattr(args, each.name) for each in fields(args) if each.init})
 
     def _refuse_conflicts(self) -> None:
+        if self.per_turn_kwargs and self.per_turn is False:
+            raise ValueError("per_turn_kwargs are options of per_turn rendering, which per_turn=False switches off.")
         own = "DagSFTTrainer packs by shared prefixes itself"
         conflicts = {
             "packing": (self.packing, f"{own}; leave packing=False."),

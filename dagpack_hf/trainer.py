@@ -35,7 +35,8 @@ from dagpack_hf.packing import (
     pack_dataset,
 )
 from dagpack_hf.preparation import fill_up, keep_trainable, limit_sequences, source_targets
-from dagpack_hf.render import tokenize_conversations
+from dagpack_hf.refusals import refuse_arguments, refuse_parallelism, refuse_stream
+from dagpack_hf.render import RenderReport, conversation_columns, tokenize_conversations
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -95,6 +96,8 @@ class DagSFTTrainer(SFTTrainer):
     Attributes:
         pack_reports (`dict[str, PackReport]`):
             What packing did, for each data set that was packed as a whole.
+        render_reports (`dict[str, RenderReport]`):
+            What rendering did, for each data set that was rendered turn by turn. That of a stream fills as it is read.
     """
 
     _tag_names = ["trl", "sft", "dagpack"]  # noqa: RUF012
@@ -118,10 +121,11 @@ class DagSFTTrainer(SFTTrainer):
         **kwargs: Any,
     ) -> None:
         args = DagSFTConfig.from_args(args, model if isinstance(model, str) else type(model).__name__)
-        _refuse_arguments(kwargs, train_dataset, data_collator)
+        refuse_arguments(kwargs, train_dataset, data_collator)
         if not isinstance(model, str):
             attention.check_model(model)
         self.pack_reports: dict[str, PackReport] = {}
+        self.render_reports: dict[str, RenderReport] = {}
         self._sums: dict[str, torch.Tensor] = {}
         self._total_weight = 0.0
 
@@ -139,7 +143,7 @@ class DagSFTTrainer(SFTTrainer):
         )
         self.data_collator = data_collator or self._default_collator()
         self._switch_off_router_loss()
-        self._refuse_parallelism()
+        refuse_parallelism(self.accelerator.parallelism_config)
         self._check_attention()
 
     # Data
@@ -156,13 +160,15 @@ class DagSFTTrainer(SFTTrainer):
         training = dataset_name == "train"
         args = cast(DagSFTConfig, args)
         if isinstance(dataset, IterableDataset):
-            _refuse_stream(args, training)
+            refuse_stream(args, training)
+            if self._per_turn(conversation_columns(dataset), args):
+                return self._render(dataset, args, dataset_name)
             return super()._prepare_dataset(dataset, processing_class, args, False, formatting_func, dataset_name)
         if is_row_dataset(dataset.column_names):
             rows = dataset.select_columns(list(ROW_COLUMNS)).cast(ROW_FEATURES)
         else:
-            if "messages" in dataset.column_names and "trained" in dataset.column_names:
-                dataset = tokenize_conversations(dataset, self._tokenizer, num_proc=args.dataset_num_proc)
+            if self._per_turn(conversation_columns(dataset), args):
+                dataset = self._render(dataset, args, dataset_name)
             elif not is_tree_dataset(dataset.column_names):
                 dataset = self._tokenize_plain(dataset, processing_class, args, formatting_func, dataset_name)
             if training and args.packing_scope == "batch":
@@ -182,6 +188,25 @@ class DagSFTTrainer(SFTTrainer):
             self._total_weight = float(sum(weights.sum() for weights in rows.with_format("numpy")["loss_weight"]))
         batch_size = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
         return fill_up(rows, batch_size * args.world_size)
+
+    @staticmethod
+    def _per_turn(columns: list[str], args: DagSFTConfig) -> bool:
+        """Whether a data set with these conversational columns is rendered turn by turn."""
+        if args.per_turn and not columns:
+            raise ValueError(
+                "per_turn=True needs conversational data (messages, conversations, or prompt and completion as lists "
+                "of messages) that are not tokenised yet."
+            )
+        return bool(args.per_turn) if args.per_turn is not None else {"messages", "trained"} <= set(columns)
+
+    def _render(
+        self, dataset: Dataset | IterableDataset, args: DagSFTConfig, dataset_name: str
+    ) -> Dataset | IterableDataset:
+        """Token trees with every turn in its own context."""
+        options = {"num_proc": args.dataset_num_proc, **cast(dict[str, Any], args.per_turn_kwargs or {})}
+        trees, report = tokenize_conversations(dataset, self._tokenizer, return_report=True, **options)
+        self.render_reports[dataset_name] = report
+        return trees
 
     def _tokenize_plain(
         self,
@@ -341,14 +366,6 @@ class DagSFTTrainer(SFTTrainer):
         with attention.packed_attention(self.model):
             attention.probe(self.model, self.args.attn_backend)
 
-    def _refuse_parallelism(self) -> None:
-        config = self.accelerator.parallelism_config
-        if config is not None and (config.cp_enabled or config.sp_enabled):
-            raise ValueError(
-                "Context and sequence parallelism cut rows into pieces and mask them causally, which packed rows "
-                "cannot have. Use data parallelism, FSDP or DeepSpeed ZeRO instead."
-            )
-
     def _switch_off_router_loss(self) -> None:
         if not self.aux_loss_enabled:
             return
@@ -366,35 +383,3 @@ class DagSFTTrainer(SFTTrainer):
 
 def _window(args: DagSFTConfig) -> int:
     return cast(int, args.max_length)  # DagSFTConfig refuses None
-
-
-def _refuse_arguments(kwargs: dict[str, Any], train_dataset: Any, data_collator: Any) -> None:
-    for name in ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"):
-        if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{name} is not supported: it works on logits, which are not computed. The trainer logs loss, token "
-                "accuracy and entropy; for another loss subclass DagSFTTrainer and override compute_loss."
-            )
-    if data_collator is not None and not isinstance(data_collator, DagCollator):
-        raise ValueError(
-            f"data_collator must be a DagCollator, got {type(data_collator).__name__}: the loss needs its columns."
-        )
-    columns = getattr(train_dataset, "column_names", None) or []
-    if "image" in columns or "images" in columns:
-        raise ValueError(
-            "The data set has images; packing by shared prefixes is for text. Remove the column, or train with "
-            "SFTTrainer."
-        )
-
-
-def _refuse_stream(args: DagSFTConfig, training: bool) -> None:
-    if training and args.packing_scope == "dataset":
-        raise ValueError(
-            'A stream cannot be packed as a whole. Use packing_scope="batch" (with loss_normalization="step"), or '
-            "load "
-            "the data set without streaming."
-        )
-    if not training:
-        raise ValueError("Evaluation data are packed as a whole; load eval_dataset without streaming.")
-    if args.overflow != "truncate" or args.loss_normalization == "corpus":
-        raise ValueError('A stream needs overflow="truncate" and loss_normalization="step".')

@@ -15,7 +15,12 @@ Cost: linear in the distinct text, at the speed of the tokenizer.
 from dagpack_hf.render.options import RenderOptions
 from dagpack_hf.render.single import probe_chat_template, render_turn
 from dagpack_hf.render.template import RenderError
-from dagpack_hf.render.tokenize import ConversationTokenizer, RenderReport, tokenize_conversations
+from dagpack_hf.render.tokenize import (
+    ConversationTokenizer,
+    RenderReport,
+    conversation_columns,
+    tokenize_conversations,
+)
 from dagpack_hf.render.tree import TurnTokens
 
 __all__ = [
@@ -24,6 +29,7 @@ __all__ = [
     "RenderOptions",
     "RenderReport",
     "TurnTokens",
+    "conversation_columns",
     "probe_chat_template",
     "render_turn",
     "tokenize_conversations",

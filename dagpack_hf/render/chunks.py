@@ -38,7 +38,7 @@ CACHE_BYTES = 64 << 20
 """Memory of the chunks that a `ChunkEncoder` remembers from one conversation to the next."""
 
 
-def safe_tokens(backend: Tokenizer, split_special_tokens: bool = False) -> list[str]:
+def safe_tokens(backend: Tokenizer) -> list[str]:
     """Find the added tokens before which a text can be cut without changing its ids.
 
     Added tokens are looked for twice, each time the leftmost and there the longest: first those that are not
@@ -52,18 +52,18 @@ def safe_tokens(backend: Tokenizer, split_special_tokens: bool = False) -> list[
     * it is looked for in the raw text; or the text is not normalised at all, and no token that is looked for in the
       raw text lies in it or begins with a proper ending of it;
     * if some token asks for the borders of words, b begins with a character that is surely none of a word, as the end
-      of the text is none;
-    * it is not split as text, which `split_special_tokens` does to special tokens.
+      of a text is none.
 
     Args:
         backend: the fast tokenizer.
-        split_special_tokens: the tokenizer's option of that name.
 
     Returns:
-        The texts of the safe tokens, in the order of the vocabulary; none if the model draws its tokens at random.
+        The texts of the safe tokens, in the order of the vocabulary. There are none if the model draws its tokens at
+        random, or if special tokens are split as other text is.
     """
     model = backend.model
-    if getattr(model, "dropout", None) or getattr(model, "alpha", None) is not None:
+    random = getattr(model, "dropout", None) or getattr(model, "alpha", None) is not None
+    if random or backend.encode_special_tokens:
         return []
     normalizer = backend.normalizer
     plain = normalizer is None or (isinstance(normalizer, normalizers.Sequence) and not len(normalizer))
@@ -77,7 +77,7 @@ def safe_tokens(backend: Tokenizer, split_special_tokens: bool = False) -> list[
     starts = {text[:size] for text in first for size in range(1, len(text) + 1)}
 
     def safe(text: str, token: AddedToken) -> bool:
-        if token.lstrip or token.single_word or text.strip() != text or (split_special_tokens and token.special):
+        if token.lstrip or token.single_word or text.strip() != text:
             return False
         if text in contained or any(text[:size] in ends for size in range(1, len(text))):
             return False
@@ -120,10 +120,10 @@ class ChunkTrie:
 
     def split(self, text: str) -> list[str]:
         """Cut a text into chunks; an empty text has none."""
-        if self.cuts is None:
+        if self.cuts is None or not text:
             return [text] if text else []
         at = [match.start() for match in self.cuts.finditer(text)]
-        if text and (not at or at[0]):
+        if not at or at[0]:
             at.insert(0, 0)
         return [text[start:stop] for start, stop in zip(at, [*at[1:], len(text)], strict=True)]
 
@@ -232,7 +232,8 @@ class ChunkEncoder:
         self._split_special = bool(getattr(tokenizer, "split_special_tokens", False))
         self._lead: str | None = None
         if self.backend is not None:
-            self.safe = safe_tokens(self.backend, self._split_special)
+            self._prepare_backend()
+            self.safe = safe_tokens(self.backend)
             strips = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.rstrip}
             self._lead = next((text for text in self.safe if text not in strips), None)
         self._cache: OrderedDict[str, IntArray] = OrderedDict()

@@ -213,8 +213,8 @@ class ConversationRenderer:
     def _targets(self, messages: Sequence[Message], trained: Sequence[bool] | None, place: str) -> list[int]:
         if trained is not None and len(trained) != len(messages):
             raise ValueError(
-                f"{place or 'messages: '}{len(messages)} messages but {len(trained)} values in `trained`; they must be "
-                "aligned."
+                f"{place or 'messages: '}{len(messages)} messages but {len(trained)} values in `trained`; they must "
+                "be aligned."
             )
         return [
             index

@@ -196,6 +196,11 @@ def tokenize_conversations(
         on_error=on_error,
     )
     columns = conversation_columns(dataset)
+    if not columns:
+        raise ValueError(
+            f"Rendering needs a messages column; the data set has {', '.join(dataset.column_names or ()) or 'none'}. "
+            "Data that is not conversational needs no rendering: tokenise it and give it to pack_dataset."
+        )
     make_trees = ConversationTokenizer(tokenizer, options, weighted="weights" in columns)
     if isinstance(dataset, IterableDataset):
         stream = dataset.map(
@@ -213,19 +218,15 @@ def tokenize_conversations(
 
 
 def conversation_columns(dataset: Dataset | IterableDataset) -> list[str]:
-    """Columns of a data set that make up conversations.
-
-    Raises:
-        ValueError: there are none.
-    """
-    names = dataset.column_names or list(next(iter(dataset)))
-    found = [name for name in _COLUMNS if name in names]
-    if not {"messages", "conversations"} & set(found) and not {"prompt", "completion"} <= set(found):
-        raise ValueError(
-            f"Rendering needs a messages column; the data set has {', '.join(names) or 'none'}. Data that is not "
-            "conversational needs no rendering: tokenise it and give it to pack_dataset."
-        )
-    return found
+    """Columns of a data set that make up conversations; none if it holds no conversations that are still to render."""
+    row: dict[str, Any] = next(iter(dataset), {})
+    found = [name for name in _COLUMNS if name in row]
+    if "input_ids" in row:
+        return []
+    if {"messages", "conversations"} & set(found):
+        return found
+    parts = [_json_list(row.get(name)) for name in ("prompt", "completion")]
+    return found if None not in parts else []
 
 
 class ConversationTokenizer:
@@ -368,8 +369,8 @@ def _number_of_turns(dataset: Dataset, options: RenderOptions) -> int | None:
 def _messages(row: dict[str, Any]) -> tuple[list[Message], list[bool] | None]:
     """Messages of a row in whatever columns they are, and which of them are trained."""
     if row.get("prompt") is not None and row.get("completion") is not None:
-        prompt, completion = _json(row["prompt"]), _json(row["completion"])
-        if isinstance(prompt, list) and isinstance(completion, list):
+        prompt, completion = _json_list(row["prompt"]), _json_list(row["completion"])
+        if prompt is not None and completion is not None:
             return [*prompt, *completion], [False] * len(prompt) + [True] * len(completion)
     if row.get("messages") is not None:
         return _json(row["messages"]), row.get("trained")
@@ -387,6 +388,16 @@ def _chat_message(message: dict[str, Any]) -> Message:
 
 def _json(value: Any) -> Any:
     return loads(value) if isinstance(value, str) else value
+
+
+def _json_list(value: Any) -> list[Any] | None:
+    """A list, or the JSON text of one; `None` for everything else."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = loads(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, list) else None
 
 
 @cache

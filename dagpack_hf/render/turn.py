@@ -92,7 +92,10 @@ class ConversationText:
         self._facts = facts
         self._tools = tools
         self._date = date
-        self._windows = facts.windows if windows else None
+        self._calls = not {"call", "tool result"} & facts.context_losses.keys()
+        # A window stands for messages of the kinds that its witness has.
+        known = self._calls or not any(message.get("role") == "tool" or calls_of(message) for message in messages)
+        self._windows = facts.windows if windows and known else None
         self._contexts: dict[tuple[Any, ...], tuple[ContextText, ChunkPath]] = {}
         self._rendered = 0.0
 
@@ -151,7 +154,7 @@ class ConversationText:
                 self.messages,
                 self._tools,
                 windows=self._windows,
-                calls=not {"call", "tool result"} & self._facts.context_losses.keys(),
+                calls=self._calls,
                 date=self._date,
                 variables=variables,
             )

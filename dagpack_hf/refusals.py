@@ -1,0 +1,65 @@
+"""What the trainer cannot do, refused with the reason before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagpack_hf.collator import DagCollator
+from dagpack_hf.config import DagSFTConfig
+
+
+def refuse_arguments(kwargs: dict[str, Any], train_dataset: Any, data_collator: Any) -> None:
+    """Refuse arguments of the trainer that need logits, foreign collators, and images.
+
+    Raises:
+        ValueError: one of them is given.
+    """
+    for name in ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"):
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{name} is not supported: it works on logits, which are not computed. The trainer logs loss, token "
+                "accuracy and entropy; for another loss subclass DagSFTTrainer and override compute_loss."
+            )
+    if data_collator is not None and not isinstance(data_collator, DagCollator):
+        raise ValueError(
+            f"data_collator must be a DagCollator, got {type(data_collator).__name__}: the loss needs its columns."
+        )
+    columns = getattr(train_dataset, "column_names", None) or []
+    if "image" in columns or "images" in columns:
+        raise ValueError(
+            "The data set has images; packing by shared prefixes is for text. Remove the column, or train with "
+            "SFTTrainer."
+        )
+
+
+def refuse_stream(args: DagSFTConfig, training: bool) -> None:
+    """Refuse what cannot be done with a stream.
+
+    Raises:
+        ValueError: an option needs the whole data set.
+    """
+    if training and args.packing_scope == "dataset":
+        raise ValueError(
+            'A stream cannot be packed as a whole. Use packing_scope="batch" (with loss_normalization="step"), or '
+            "load the data set without streaming."
+        )
+    if not training:
+        raise ValueError("Evaluation data are packed as a whole; load eval_dataset without streaming.")
+    if args.overflow != "truncate" or args.loss_normalization == "corpus":
+        raise ValueError('A stream needs overflow="truncate" and loss_normalization="step".')
+
+
+def refuse_parallelism(config: Any) -> None:
+    """Refuse the kinds of parallelism that cut rows into pieces.
+
+    Args:
+        config: the accelerator's `parallelism_config`, or `None`.
+
+    Raises:
+        ValueError: context or sequence parallelism is on.
+    """
+    if config is not None and (config.cp_enabled or config.sp_enabled):
+        raise ValueError(
+            "Context and sequence parallelism cut rows into pieces and mask them causally, which packed rows "
+            "cannot have. Use data parallelism, FSDP or DeepSpeed ZeRO instead."
+        )
