@@ -64,8 +64,12 @@ def session_paths(given: Iterable[str] | None) -> list[str] | None:
     return paths or None
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, *, needs_template: bool = True) -> PreTrainedTokenizerBase:
     """Load a tokenizer with a chat template: `sample`, a folder, or a name on the Hub.
+
+    Args:
+        name: The tokenizer.
+        needs_template: Whether it must have a chat template.
 
     Raises:
         UsageError: If it cannot be loaded or has no chat template.
@@ -83,9 +87,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             f"--tokenizer {name}: cannot be loaded ({_first_line(error)}). Give a folder that holds a tokenizer, a "
             "model name on the Hub that this machine can reach, or 'sample'"
         ) from error
-    if not tokenizer.chat_template:
+    if needs_template and not tokenizer.chat_template:
         raise UsageError(
-            f"--tokenizer {name}: has no chat template, which sessions need. Use the tokenizer of a chat model"
+            f"--tokenizer {name}: has no chat template, which sessions need. Use that of a chat model, or give "
+            "--template FILE"
         )
     return tokenizer
 

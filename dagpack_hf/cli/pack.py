@@ -25,6 +25,7 @@ from dagpack_hf.cli.arguments import (
     show_progress,
 )
 from dagpack_hf.cli.reading import add_reading, loading_options
+from dagpack_hf.cli.rendering import add_rendering, rendering_options
 
 _DESCRIPTION = """\
 Read pi sessions, render every trained turn in its exact context, merge everything by shared
@@ -73,14 +74,9 @@ def add_parser(commands: Any) -> None:
         default="error",
         help="what to do with turns that are longer than a window (default: error)",
     )
-    parser.add_argument(
-        "--on-error",
-        choices=["raise", "skip"],
-        default="raise",
-        help="what to do with turns that the chat template cannot render as at inference (default: raise)",
-    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="shuffles the windows (default: 0)")
     parser.add_argument("--overwrite", action="store_true", help="replace DIR if an earlier run made it")
+    add_rendering(parser, on_error="raise")
     add_reading(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -94,14 +90,15 @@ def run(options: argparse.Namespace) -> int:
     say = Printer(options.json)
     progress = show_progress()
     with quiet_libraries(progress=progress):
-        tokenizer = load_tokenizer(options.tokenizer)
+        rendering = rendering_options(options)
+        tokenizer = load_tokenizer(options.tokenizer, needs_template=options.template is None)
         reading = loading_options(options)
         conversations, loaded = load_sessions(session_paths(options.sessions), return_report=True, **reading)
         say(str(loaded))
         if not len(conversations):
             raise ValueError("no turn to train in these sessions, so there is nothing to pack")
         trees, rendered = tokenize_conversations(
-            conversations, tokenizer, on_error=options.on_error, num_proc=options.num_proc, return_report=True
+            conversations, tokenizer, num_proc=options.num_proc, return_report=True, **rendering
         )
         say(str(rendered))
         rows, packed = pack_dataset(

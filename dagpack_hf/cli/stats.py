@@ -19,6 +19,7 @@ from dagpack_hf.cli.arguments import (
     show_progress,
 )
 from dagpack_hf.cli.reading import add_reading, loading_options
+from dagpack_hf.cli.rendering import add_rendering, rendering_options
 
 if TYPE_CHECKING:
     from dagpack_hf.packing import PackReport
@@ -68,6 +69,7 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="window lengths in tokens (default: 1, 2 and 4 times the longest path, rounded up to a multiple of 128)",
     )
+    add_rendering(parser, on_error="skip")
     add_reading(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -80,7 +82,8 @@ def run(options: argparse.Namespace) -> int:
 
     say = Printer(options.json)
     with quiet_libraries(progress=show_progress()):
-        tokenizer = load_tokenizer(options.tokenizer)
+        rendering = rendering_options(options)
+        tokenizer = load_tokenizer(options.tokenizer, needs_template=options.template is None)
         reading = loading_options(options)
         conversations, loaded = load_sessions(session_paths(options.sessions), return_report=True, **reading)
         say(str(loaded))
@@ -91,7 +94,9 @@ def run(options: argparse.Namespace) -> int:
             "packing": [],
         }
         if len(conversations):
-            trees, rendered = tokenize_conversations(conversations, tokenizer, on_error="skip", return_report=True)
+            trees, rendered = tokenize_conversations(
+                conversations, tokenizer, num_proc=options.num_proc, return_report=True, **rendering
+            )
             result["render"] = asdict(rendered)
             forest = TokenForest.from_trees(iter_trees(trees))
             lengths = options.max_length or window_lengths(forest.longest_path)

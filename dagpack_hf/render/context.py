@@ -83,6 +83,10 @@ class ContextText:
         calls: whether the template renders tool calls and results, for the witness.
         date: what the template's clock shows.
         variables: variables of the template.
+
+    Attributes:
+        end: index of the message whose context was rendered last, -1 if none was.
+        windowed: whether that was rendered in a window.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class ContextText:
     ) -> None:
         self.messages = messages
         self.end = -1
+        self.windowed = False
         self._template = template
         self._tools = tools
         self._calls = calls
@@ -124,6 +129,7 @@ class ContextText:
         self.end = end
         self._generation_prompt = generation_prompt
         update = self._through_window() or self._in_full()
+        self.windowed = update.windowed > 0
         if self._windows is not None:
             self._open_windows(update)
         return update

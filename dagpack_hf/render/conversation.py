@@ -48,7 +48,6 @@ class RenderCounts:
         variables: turns by the template's variables that were chosen for them.
         context_losses: turns by what the template leaves out of their context.
         control_tokens: control tokens in plain text.
-        spliced: turns whose text was taken from the same turn after a single question.
         windowed: contexts that were rendered in windows.
         checked: of those the ones that were compared with the full rendering.
         fallbacks: conversations that were rendered in full because a comparison failed.
@@ -60,7 +59,6 @@ class RenderCounts:
     variables: Counter[str] = field(default_factory=Counter)
     context_losses: Counter[str] = field(default_factory=Counter)
     control_tokens: int = 0
-    spliced: int = 0
     windowed: int = 0
     checked: int = 0
     fallbacks: int = 0
@@ -195,7 +193,6 @@ class ConversationRenderer:
                 self._skip(error, counts, f"{place}message {index}")
             else:
                 turns.append(turn)
-                counts.spliced += turn.spliced
                 counts.variables.update(f"{name}={value}" for name, value in turn.variables.items())
             if progress is not None:
                 progress()

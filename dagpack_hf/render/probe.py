@@ -154,6 +154,7 @@ _TOOL = {
         },
     },
 }
+_OTHER_TOOL = {"type": "function", "function": {**_TOOL["function"], "name": "other_tool"}}  # type: ignore[dict-item]
 _SYSTEM = {"role": "system", "content": "Probesystem"}
 _USER = {"role": "user", "content": "Probequestion"}
 
@@ -301,50 +302,89 @@ def _strips(render: Render) -> bool:
 
 
 def _windows_hold(template: ChatTemplate, windows: str, calls: bool) -> bool:
-    """Whether every context of synthetic conversations reads the same in windows as in full."""
+    """Whether every context and turn of synthetic conversations reads the same in windows as in full."""
     used = False
     for messages, tools in _synthetic_conversations(calls):
         prepared = prepare_messages(messages)
+        try:
+            template.render(prepared, tools)
+        except RenderError:
+            continue
         windowed = ContextText(template, prepared, tools, windows=windows, calls=calls)
         text = ""
-        for end in range(1, len(prepared)):
-            if prepared[end]["role"] != "assistant":
-                continue
+        for end in [end for end, message in enumerate(prepared) if end and message["role"] == "assistant"]:
             try:
                 full = template.render(prepared[:end], tools, generation_prompt=True)
-            except RenderError:
-                return False
-            try:
+                whole = template.render(prepared[: end + 1], tools)
                 update = windowed.render(end)
                 _, turn = windowed.completion(end, update)
             except RenderError:
                 return False
             text = text[: update.keep] + update.text
-            if text != full:
+            if text != full or (turn is not None and whole != full + turn):
                 return False
             used = used or update.windowed > 0
-            if turn is not None:
-                whole = template.render(prepared[: end + 1], tools)
-                if whole != full + turn:
-                    return False
     return used
 
 
 def _synthetic_conversations(calls: bool) -> Iterator[tuple[list[Message], Tools]]:
-    """Conversations with what can stand in a session: rounds with and without thinking, questions left unanswered."""
+    """Conversations with what can stand in a session. A template that raises on one is not asked about it.
+
+    They have rounds with and without thinking and text, of several tools, some at once, short and long; questions left
+    unanswered and asked twice; many questions, and many rounds after one.
+    """
+    rounds = (0, 3, 14, 1, 2) if calls else (0,) * 5
     for shape in range(4):
-        messages: list[Message] = [] if shape == 1 else [_SYSTEM]
-        for question in range(5):
-            messages.append({"role": "user", "content": f"Question {question}"})
-            if question == 2 and shape != 3:
-                messages.append({"role": "user", "content": "And another thing."})
-            rounds = (0, 3, 14, 1, 2)[question] if calls else 0
-            for number in range(rounds):
-                thinking = f"Thought {question} {number}" if (number + shape) % 3 else None
-                text = f"Look {number}." if number % 4 == 3 and thinking is None else ""
-                messages.append(_turn(text, thinking, f"value {question} {number}"))
-                messages.append(_result(f"Result {question} {number}"))
-            if shape == 2 and question == 1 and calls:
-                continue  # interrupted after a tool result
-            messages.append(_turn(f"Answer {question}.", f"Conclusion {question}" if (question + shape) % 2 else None))
-        yield messages, ([_TOOL] if calls else None)
+        yield _conversation(rounds, shape), ([_TOOL, _OTHER_TOOL] if calls else None)
+    if calls:
+        yield _conversation((1, 2, 4), 0, parallel=True), [_TOOL, _OTHER_TOOL]
+        yield _conversation((1, 3, 2), 0, beside=True), [_TOOL, _OTHER_TOOL]
+        yield _conversation((26, 1), 2, size=40), [_TOOL, _OTHER_TOOL]
+    yield _conversation((1 if calls else 0,) * 9, 3, size=60), ([_TOOL] if calls else None)
+    yield _conversation((1 if calls else 0,) * 4, 0, system=2), ([_TOOL] if calls else None)
+
+
+def _conversation(
+    rounds: tuple[int, ...],
+    shape: int,
+    *,
+    parallel: bool = False,
+    beside: bool = False,
+    system: int | None = None,
+    size: int = 1,
+) -> list[Message]:
+    """A conversation with as many rounds of tool calls after each question as given.
+
+    Args:
+        rounds: rounds of each question.
+        shape: varies which turns think, whether there is a system prompt, and what is left unanswered.
+        parallel: call two tools at once.
+        beside: think and speak beside calls.
+        system: number of the question that another system message stands before.
+        size: repeats thinking and results, to make them long.
+    """
+    messages: list[Message] = [] if shape == 1 else [_SYSTEM]
+    for question, number_of_rounds in enumerate(rounds):
+        if question == system:
+            messages.append({"role": "system", "content": "From now on, briefly."})
+        messages.append({"role": "user", "content": f"Question {question}"})
+        if question == 2 and shape != 3:
+            messages.append({"role": "user", "content": "And another thing."})
+        for number in range(number_of_rounds):
+            messages += _round(f"{question} {number}", number + shape, parallel, beside, size)
+        if shape == 2 and question == 1 and number_of_rounds:
+            continue  # interrupted after a tool result
+        thinks = (question + shape) % 2
+        messages.append(_turn(f"Answer {question}.", f"Conclusion {question} " * size if thinks else None))
+    return messages
+
+
+def _round(name: str, number: int, parallel: bool, beside: bool, size: int) -> list[Message]:
+    """A call and its result."""
+    thinking = f"Thought {name} " * size if number % 3 or beside else None
+    text = f"Look {name}." if beside or (number % 4 == 3 and thinking is None) else ""
+    turn = _turn(text, thinking, f"value {name}", *([f"second {name}"] if parallel else []))
+    if number % 5 == 4:
+        turn["tool_calls"][0]["function"]["name"] = "other_tool"
+    results = [_result(f"Result {name} " * size), *([_result(f"Other {name}", 2)] if parallel else [])]
+    return [turn, *results]

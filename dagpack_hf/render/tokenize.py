@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -76,7 +76,6 @@ class RenderReport:
         variables: number of turns by the template's variables that were chosen for them.
         context_losses: number of turns by what the template leaves out of their context.
         control_tokens: control tokens that occur in plain text.
-        spliced: turns whose text was taken from the same turn after a single question.
         windowed: contexts that were rendered in windows.
         checked: of those the ones that were compared with the full rendering.
         fallbacks: conversations that were rendered in full because that comparison failed.
@@ -89,7 +88,6 @@ class RenderReport:
     variables: dict[str, int] = field(default_factory=dict)
     context_losses: dict[str, int] = field(default_factory=dict)
     control_tokens: int = 0
-    spliced: int = 0
     windowed: int = 0
     checked: int = 0
     fallbacks: int = 0
@@ -203,13 +201,15 @@ def tokenize_conversations(
         )
     make_trees = ConversationTokenizer(tokenizer, options, weighted="weights" in columns)
     if isinstance(dataset, IterableDataset):
-        stream = dataset.map(
+        as_arrow = dataset.features is not None
+        stream = (dataset.with_format("arrow") if as_arrow else dataset).map(
             make_trees.stream,
             batched=True,
             batch_size=_BATCH_SIZE,
             remove_columns=dataset.column_names,
             features=make_trees.features,
         )
+        stream = stream.with_format(None) if as_arrow else stream
         return (stream, make_trees.report) if return_report else stream
     trees, report = _map(dataset, columns, make_trees, num_proc, load_from_cache_file)
     if report.skipped or report.fallbacks or report.context_losses or report.control_tokens:
@@ -219,14 +219,19 @@ def tokenize_conversations(
 
 def conversation_columns(dataset: Dataset | IterableDataset) -> list[str]:
     """Columns of a data set that make up conversations; none if it holds no conversations that are still to render."""
-    row: dict[str, Any] = next(iter(dataset), {})
-    found = [name for name in _COLUMNS if name in row]
-    if "input_ids" in row:
+    names = dataset.column_names or list(next(iter(dataset), ()))
+    found = [name for name in _COLUMNS if name in names]
+    if "input_ids" in names:
         return []
     if {"messages", "conversations"} & set(found):
         return found
-    parts = [_json_list(row.get(name)) for name in ("prompt", "completion")]
-    return found if None not in parts else []
+    if not {"prompt", "completion"} <= set(found):
+        return []
+    # JSON text is left to this package: what decodes it in `datasets` cannot read every integer.
+    row = next(iter(dataset.select_columns(["prompt", "completion"]).with_format("arrow")), None)
+    if row is None or None in [_json_list(row[name][0].as_py()) for name in ("prompt", "completion")]:
+        return []
+    return found
 
 
 class ConversationTokenizer:
@@ -270,30 +275,30 @@ class ConversationTokenizer:
 
     def table(self, table: pa.Table, indices: Sequence[int]) -> dict[str, list[Any]]:
         """Token trees of an Arrow table, and the counts of each conversation as JSON."""
-        columns = {
-            name: table[name].to_pylist() if name in _PLAIN else decode_column(table[name])
-            for name in table.column_names
-        }
         out: dict[str, list[Any]] = {name: [] for name in (*self.features, *_COUNT_FEATURES)}
-        for number, index in enumerate(indices):
-            row = {name: values[number] for name, values in columns.items()}
+        for index, row in zip(indices, _rows(table), strict=True):
             tree, counts = self._render(row, f"conversation {index}, ")
             for name in self.features:
                 out[name].append(getattr(tree, name))
             out["counts"].append(json.dumps(counts))
         return out
 
-    def stream(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """Token trees of a batch of a stream; conversations without a rendered turn are left out."""
+    def stream(self, batch: pa.Table | Mapping[str, list[Any]]) -> Any:
+        """Token trees of a batch of a stream; conversations without a rendered turn are left out.
+
+        Returns:
+            A table for a table, else a dictionary of lists.
+        """
         out: dict[str, list[Any]] = {name: [] for name in self.features}
-        names = [name for name in _COLUMNS if name in batch]
-        for values in zip(*(batch[name] for name in names), strict=True):
-            tree, counts = self._render(dict(zip(names, values, strict=True)), "")
+        for row in _rows(batch):
+            tree, counts = self._render(row, "")
             self.report.add(counts)
             if counts["turns"]:
                 for name in self.features:
                     out[name].append(getattr(tree, name))
-        return out
+        if not isinstance(batch, pa.Table):
+            return out
+        return pa.table(out, schema=self.features.arrow_schema)
 
     def _render(self, row: dict[str, Any], place: str) -> tuple[Any, dict[str, Any]]:
         messages, trained = _messages(row)
@@ -364,6 +369,19 @@ def _number_of_turns(dataset: Dataset, options: RenderOptions) -> int | None:
         return None
     flags = dataset.select_columns(["trained"]).with_format("arrow")[:]["trained"].combine_chunks()
     return int(np.count_nonzero(flags.values.to_numpy(zero_copy_only=False))) if len(flags) else 0
+
+
+def _rows(batch: pa.Table | Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of a batch, JSON text and what Arrow fills in decoded."""
+    if isinstance(batch, pa.Table):
+        batch = {
+            name: batch[name].to_pylist() if name in _PLAIN else decode_column(batch[name])
+            for name in batch.column_names
+            if name in _COLUMNS
+        }
+    names = [name for name in _COLUMNS if name in batch]
+    for values in zip(*(batch[name] for name in names), strict=True):
+        yield dict(zip(names, values, strict=True))
 
 
 def _messages(row: dict[str, Any]) -> tuple[list[Message], list[bool] | None]:

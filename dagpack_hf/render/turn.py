@@ -21,7 +21,7 @@ from typing import Any
 
 from dagpack_hf.render.chunks import ChunkPath, ChunkTrie
 from dagpack_hf.render.context import ContextText, ContextUpdate
-from dagpack_hf.render.probe import TemplateFacts
+from dagpack_hf.render.probe import Ending, TemplateFacts
 from dagpack_hf.render.template import ChatTemplate, Message, RenderError, Tools, calls_of, text_of, thought_of
 
 _CHECKED_SHARE = 0.2
@@ -98,6 +98,7 @@ class ConversationText:
         self._windows = facts.windows if windows and known else None
         self._contexts: dict[tuple[Any, ...], tuple[ContextText, ChunkPath]] = {}
         self._rendered = 0.0
+        self._doubted: set[str] = set()
 
     def turn(self, index: int, *, check: bool = False) -> TurnText:
         """Render the message `index` in its context. Indices must rise from call to call.
@@ -122,20 +123,50 @@ class ConversationText:
             raise _lost("call", self._facts.turn_losses.get("call", ""))
         for variables in self._choices(message):
             context, path = self._context(variables)
-            update = context.render(index)
-            path.replace(update.keep, update.text)
+            update = self._advance(context, path, index)
             whole, text = context.completion(index, update)
             if text is not None:
                 break
+        try:
+            turn = self._behind(index, path, whole, text, ending, variables)
+        except RenderError as error:
+            # It may be the window that is at fault.
+            self._check(index, context, path, update, text, force=check or error.reason not in self._doubted)
+            self._doubted.add(error.reason)
+            raise
         self._check(index, context, path, update, text, force=check)
+        return turn
+
+    def _advance(self, context: ContextText, path: ChunkPath, index: int) -> ContextUpdate:
+        """Go on to the context of a message. When a window has served its time, its last context is compared."""
+        end, windowed = context.end, context.windowed
+        update = context.render(index)
+        if windowed and not update.windowed:
+            self.checked += 1
+            if path.text() != context.full(end, generation_prompt=True):
+                raise WindowError
+        path.replace(update.keep, update.text)
+        return update
+
+    def _behind(
+        self,
+        index: int,
+        path: ChunkPath,
+        whole: str,
+        text: str | None,
+        ending: Ending,
+        variables: dict[str, Any],
+    ) -> TurnText:
+        """The turn behind its context, up to its stop token, if all of it is there."""
         spliced = text is None
         if text is None:
             text = self._splice(index, path.last, whole, variables)
-        if not text.endswith(ending.rest if not ending.written else ending.stop + ending.rest):
+        if not text.endswith(ending.stop + ending.rest if ending.written else ending.rest):
             raise RenderError(
                 "the turn does not end on its stop token", f"it ends in {text[-40:]!r}, not in {ending.stop!r}"
             )
         text = text[: len(text) - len(ending.rest)] + ("" if ending.written else ending.stop)
+        message = self.messages[index]
         _check_arrival(text, message)
         return TurnText(index, path.node, path.last, text, _thought_end(text, message), variables, spliced)
 
