@@ -34,6 +34,9 @@ _BATCH_CHARACTERS = 1 << 20
 BREAK = "\U0010fffd"
 """A character of no text, at which tokens end. It takes no token itself (see `control`)."""
 
+_BEFORE = ("\n", ";")
+"""Texts that hardly any text joins."""
+
 CACHE_BYTES = 64 << 20
 """Memory of the chunks that a `ChunkEncoder` remembers from one conversation to the next."""
 
@@ -174,6 +177,13 @@ class ChunkPath:
         """The last chunk."""
         return self._chunk(-1) if self.nodes else ""
 
+    def shortened(self, characters: int) -> ChunkPath:
+        """The same text without its last characters, as another path."""
+        path = ChunkPath(self.trie)
+        path.starts, path.nodes, path.length = self.starts.copy(), self.nodes.copy(), self.length
+        path.replace(self.length - characters, "")
+        return path
+
     def text(self) -> str:
         """The whole text."""
         return "".join(self._chunk(index) for index in range(len(self.nodes)))
@@ -230,12 +240,11 @@ class ChunkEncoder:
         self.safe: list[str] = []
         self.backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._split_special = bool(getattr(tokenizer, "split_special_tokens", False))
-        self._lead: str | None = None
+        self._before: tuple[str, ...] = _BEFORE
         if self.backend is not None:
             self._prepare_backend()
             self.safe = safe_tokens(self.backend)
-            strips = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.rstrip}
-            self._lead = next((text for text in self.safe if text not in strips), None)
+            self._before = self._find_before()
         self._cache: OrderedDict[str, IntArray] = OrderedDict()
         self._held = 0
 
@@ -295,16 +304,24 @@ class ChunkEncoder:
         """Ids and first characters of the tokens of a text that does not begin a text."""
         if self.backend is None:
             return self._tokenize([text])[0], _NO_IDS
-        if self._lead is not None:
-            (joined,), before = self._encodings([self._lead + text]), [-1]
-            lead = len(self._lead)
+        for before in self._before:
+            head, joined = self._encodings([before, before + text])
+            if joined.ids[: len(head.ids)] == head.ids:
+                break
         else:
-            before, joined = (self._encodings(["\n"])[0].ids, self._encodings(["\n" + text])[0])
-            lead = 1
-            if joined.ids[: len(before)] != before:
-                (joined,), before, lead = self._encodings([text]), [], 0
-        ids = np.array(joined.ids[len(before) :], np.int32)
-        return ids, _starts(joined)[len(before) :] - lead
+            before, (head, joined) = "", self._encodings(["", text])
+        ids = np.array(joined.ids[len(head.ids) :], np.int32)
+        return ids, _starts(joined)[len(head.ids) :] - len(before)
+
+    def _find_before(self) -> tuple[str, ...]:
+        """What `_alone` puts before a text: a safe token, if the text behind it begins as behind other text."""
+        strips = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.rstrip}
+        token = next((text for text in self.safe if text not in strips), None)
+        if token is None:
+            return _BEFORE
+        behind_text, _ = self._alone("a")
+        behind_token = self._encodings([token + "a"])[0].ids[1:]
+        return (token,) if behind_text.tolist() == behind_token else _BEFORE
 
     def _encode_batch(self, batch: list[str], found: dict[str, IntArray]) -> None:
         for chunk, ids in zip(batch, self._tokenize(batch), strict=True):

@@ -83,6 +83,7 @@ class ContextText:
         calls: whether the template renders tool calls and results, for the witness.
         date: what the template's clock shows.
         variables: variables of the template.
+        generation_prompt: whether contexts end with what asks the model for its turn.
 
     Attributes:
         end: index of the message whose context was rendered last, -1 if none was.
@@ -99,6 +100,7 @@ class ContextText:
         calls: bool = True,
         date: datetime | None = None,
         variables: dict[str, Any] | None = None,
+        generation_prompt: bool = True,
     ) -> None:
         self.messages = messages
         self.end = -1
@@ -109,6 +111,7 @@ class ContextText:
         self._windows = windows
         self._options = {"date": date, **(variables or {})}
         self._full = ""
+        self._generation_prompt = generation_prompt
         self._users: _Window | None = None
         self._rounds: _Window | None = None
         self._current: _Window | None = None
@@ -117,7 +120,7 @@ class ContextText:
             head += 1
         self._head = head
 
-    def render(self, end: int, *, generation_prompt: bool = True) -> ContextUpdate:
+    def render(self, end: int) -> ContextUpdate:
         """Render the context of `messages[end]`; `end` must not fall from call to call.
 
         Raises:
@@ -127,43 +130,42 @@ class ContextText:
         if any(not _within_round(message) for message in new):
             self._rounds = None
         self.end = end
-        self._generation_prompt = generation_prompt
         update = self._through_window() or self._in_full()
         self.windowed = update.windowed > 0
         if self._windows is not None:
             self._open_windows(update)
         return update
 
-    def completion(self, end: int, context: ContextUpdate) -> tuple[str, str | None]:
-        """Render the context of `messages[end]` with that message.
+    def completion(self, end: int, context: ContextUpdate) -> tuple[str, str]:
+        """Render the context of `messages[end]` with that message, from where the context was rendered.
 
         Args:
             end: index of the turn.
             context: what `render` gave for it.
 
         Returns:
-            The text of the turn behind the context, or, if the context is not the beginning of the rendering, all of
-            the rendering from the window on and `None`.
+            The rendering without the turn, and with it. If the second begins with the first, the turn is what follows.
         """
         window = self._current
         if window is None:
-            whole = self._render(self.messages[: end + 1])
-            before = self._full
-        else:
-            whole = self._render([*window.before, *self.messages[window.start : end + 1]])
-            before = window.head + context.text
-        return (whole, whole[len(before) :]) if whole.startswith(before) else (whole, None)
+            return self._full, self._render(self.messages[: end + 1])
+        whole = self._render([*window.before, *self.messages[window.start : end + 1]])
+        return window.head + context.text, whole
 
-    def full(self, end: int, *, generation_prompt: bool) -> str:
-        """Render all messages before `end`, whatever was rendered before."""
-        return self._render(self.messages[:end], generation_prompt)
+    def full(self, end: int) -> str:
+        """Render the context of `messages[end]` from all messages, whatever was rendered before."""
+        return self._render(self.messages[:end], self._generation_prompt)
+
+    def full_completion(self, end: int) -> str:
+        """Render all messages up to `messages[end]`."""
+        return self._render(self.messages[: end + 1])
 
     def _render(self, messages: Sequence[Message], generation_prompt: bool = False) -> str:
         return self._template.render(messages, self._tools, generation_prompt=generation_prompt, **self._options)
 
     def _in_full(self) -> ContextUpdate:
-        text = self.full(self.end, generation_prompt=self._generation_prompt)
-        keep = _common_prefix(self._full, text)
+        text = self.full(self.end)
+        keep = common_prefix(self._full, text)
         self._users = self._rounds = self._current = None
         self._full = text
         return ContextUpdate(keep, text[keep:])
@@ -256,8 +258,8 @@ def _within_round(message: Message) -> bool:
     return message.get("role") == "tool" or (message.get("role") == "assistant" and bool(calls_of(message)))
 
 
-def _common_prefix(a: str, b: str) -> int:
-    """Length of the common prefix, compared in blocks."""
+def common_prefix(a: str, b: str) -> int:
+    """Length of the common prefix of two texts, compared in blocks."""
     limit = min(len(a), len(b))
     at, block = 0, 1 << 16
     while at < limit and a[at : at + block] == b[at : at + block]:

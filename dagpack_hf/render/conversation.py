@@ -11,6 +11,7 @@ Cost. That of the distinct text: on a session of 431 turns 1/60 of rendering and
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ class _Template:
     template: ChatTemplate
     facts: TemplateFacts
     control: ControlTokens
+    cuts: re.Pattern[str] | None
 
 
 class ConversationRenderer:
@@ -155,7 +157,7 @@ class ConversationRenderer:
                 known.facts,
                 prepared,
                 tools,
-                ChunkTrie(self.encoder.pattern(known.facts.texts)),
+                ChunkTrie(known.cuts),
                 date=parse_date(date) if date else None,
                 windows=windows,
             )
@@ -196,6 +198,7 @@ class ConversationRenderer:
                 counts.variables.update(f"{name}={value}" for name, value in turn.variables.items())
             if progress is not None:
                 progress()
+        rendering.finish()
         counts.turns = len(turns)
         return turns
 
@@ -228,7 +231,8 @@ class ConversationRenderer:
             variables = {**self.tokenizer.special_tokens_map, **self.options.chat_template_kwargs}
             template = ChatTemplate(source, variables)
             facts = probe_template(template, list(self.tokenizer.added_tokens_encoder))
-            self._templates[source] = _Template(template, facts, ControlTokens(self.tokenizer, facts.texts))
+            control = ControlTokens(self.tokenizer, facts.texts)
+            self._templates[source] = _Template(template, facts, control, self.encoder.pattern(facts.texts))
         return self._templates[source]
 
 

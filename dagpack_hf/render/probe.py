@@ -317,11 +317,11 @@ def _windows_hold(template: ChatTemplate, windows: str, calls: bool) -> bool:
                 full = template.render(prepared[:end], tools, generation_prompt=True)
                 whole = template.render(prepared[: end + 1], tools)
                 update = windowed.render(end)
-                _, turn = windowed.completion(end, update)
+                before, extended = windowed.completion(end, update)
             except RenderError:
                 return False
             text = text[: update.keep] + update.text
-            if text != full or (turn is not None and whole != full + turn):
+            if text != full or (extended.startswith(before) and whole != full + extended[len(before) :]):
                 return False
             used = used or update.windowed > 0
     return used

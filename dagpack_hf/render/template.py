@@ -80,7 +80,7 @@ class ChatTemplate:
         self.variables = dict(variables or {})
         try:
             self._template = _compile(source)
-        except jinja2.TemplateError as error:
+        except (SyntaxError, *_TEMPLATE_ERRORS) as error:
             raise RenderError("the chat template cannot be compiled", f"{type(error).__name__}: {error}") from error
 
     def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str, dict[str, Any]]]:

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any
 
 from dagpack_hf.render.chunks import ChunkPath, ChunkTrie
-from dagpack_hf.render.context import ContextText, ContextUpdate
+from dagpack_hf.render.context import ContextText, ContextUpdate, common_prefix
 from dagpack_hf.render.probe import Ending, TemplateFacts
 from dagpack_hf.render.template import ChatTemplate, Message, RenderError, Tools, calls_of, text_of, thought_of
 
@@ -121,32 +121,48 @@ class ConversationText:
         ending = self._facts.endings.get(bool(calls_of(message)))
         if ending is None:
             raise _lost("call", self._facts.turn_losses.get("call", ""))
-        for variables in self._choices(message):
+        choices = self._choices(message)
+        for number, variables in enumerate(choices, 1):
             context, path = self._context(variables)
             update = self._advance(context, path, index)
-            whole, text = context.completion(index, update)
-            if text is not None:
+            before, whole = context.completion(index, update)
+            text = whole[len(before) :] if whole.startswith(before) else None
+            if text is not None or number == len(choices):
                 break
+            self._check(index, context, path, update, text, force=True)  # it may be the window that is at fault
         try:
             turn = self._behind(index, path, whole, text, ending, variables)
         except RenderError as error:
-            # It may be the window that is at fault.
+            # Here too.
             self._check(index, context, path, update, text, force=check or error.reason not in self._doubted)
             self._doubted.add(error.reason)
             raise
         self._check(index, context, path, update, text, force=check)
         return turn
 
+    def finish(self) -> None:
+        """Compare the last contexts that were rendered in windows, one for each choice of variables.
+
+        Raises:
+            WindowError: a comparison failed.
+        """
+        for context, path in self._contexts.values():
+            if context.windowed:
+                self._compare(context, path, context.end)
+
     def _advance(self, context: ContextText, path: ChunkPath, index: int) -> ContextUpdate:
         """Go on to the context of a message. When a window has served its time, its last context is compared."""
         end, windowed = context.end, context.windowed
         update = context.render(index)
         if windowed and not update.windowed:
-            self.checked += 1
-            if path.text() != context.full(end, generation_prompt=True):
-                raise WindowError
+            self._compare(context, path, end)
         path.replace(update.keep, update.text)
         return update
+
+    def _compare(self, context: ContextText, path: ChunkPath, end: int) -> None:
+        self.checked += 1
+        if path.text() != context.full(end):
+            raise WindowError
 
     def _behind(
         self,
@@ -188,6 +204,7 @@ class ConversationText:
                 calls=self._calls,
                 date=self._date,
                 variables=variables,
+                generation_prompt=not kind,
             )
             self._contexts[key] = context, ChunkPath(self.trie)
         return self._contexts[key]
@@ -210,12 +227,9 @@ class ConversationText:
         if not force and self._rendered < index:
             return
         self._rendered -= index
-        self.checked += 1
-        full = context.full(index, generation_prompt=True)
-        whole = context.full(index + 1, generation_prompt=False)
-        if path.text() != full:
-            raise WindowError
-        if whole != full + text if text is not None else whole.startswith(full):
+        self._compare(context, path, index)
+        before, whole = path.text(), context.full_completion(index)
+        if whole != before + text if text is not None else whole.startswith(before):
             raise WindowError
 
     def _splice(self, index: int, last: str, whole: str, variables: dict[str, Any]) -> str:
@@ -233,19 +247,17 @@ class ConversationText:
         )
 
     def _other(self, index: int) -> TurnText:
-        """A message that no assistant wrote, behind all that the template writes before it."""
+        """A message that no assistant wrote, behind all of the rendering before it that it leaves as it was."""
         context, path = self._context({}, "other")
-        update = context.render(index, generation_prompt=False)
-        path.replace(update.keep, update.text)
-        before = path.text()
-        whole = context.full(index + 1, generation_prompt=False)
-        shared = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
-        context_path = ChunkPath(self.trie)
-        context_path.replace(0, whole[:shared])
-        text = whole[shared:]
-        if text_of(self.messages[index]).strip() not in text:
+        update = self._advance(context, path, index)
+        before, whole = context.completion(index, update)
+        shared = common_prefix(before, whole)
+        if len(before) - shared > len(update.text):
+            raise WindowError
+        path = path.shortened(len(before) - shared)
+        if text_of(self.messages[index]).strip() not in whole[shared:]:
             raise _lost("text", "the template writes another text, or leaves it out")
-        return TurnText(index, context_path.node, context_path.last, text)
+        return TurnText(index, path.node, path.last, whole[shared:])
 
 
 def context_parts(messages: Sequence[Message], tools: Tools, facts: TemplateFacts) -> list[set[str]]:
@@ -309,10 +321,9 @@ def _strings(value: Any) -> list[str]:
 
 
 def _written(value: str, text: str) -> bool:
-    """Whether a string is in a text: as it is, or as JSON."""
-    return (
-        value.strip() in text or json.dumps(value, ensure_ascii=False)[1:-1] in text or json.dumps(value)[1:-1] in text
-    )
+    """Whether a string is in a text: as it is, as in JSON, or as in Python."""
+    forms = (str.strip, lambda text: json.dumps(text, ensure_ascii=False)[1:-1], lambda text: json.dumps(text)[1:-1])
+    return any(form(value) in text for form in forms) or repr(value)[1:-1] in text
 
 
 def _thought_end(text: str, message: Message) -> int:
