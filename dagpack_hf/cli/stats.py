@@ -23,6 +23,7 @@ from dagpack_hf.cli.rendering import add_rendering, rendering_options
 
 if TYPE_CHECKING:
     from dagpack_hf.packing import PackReport
+    from dagpack_hf.trie import TokenForest
 
 _DESCRIPTION = """\
 Read pi sessions and show what they hold, what was left out and why, and what packing by shared
@@ -91,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
             "load": asdict(loaded),
             "tokenizer": options.tokenizer,
             "render": None,
+            "tokens": None,
             "packing": [],
         }
         if len(conversations):
@@ -99,16 +101,28 @@ def run(options: argparse.Namespace) -> int:
             )
             result["render"] = asdict(rendered)
             forest = TokenForest.from_trees(iter_trees(trees))
+            result["tokens"] = token_counts(forest)
             lengths = options.max_length or window_lengths(forest.longest_path)
             reports = [pack_forest(forest, n, overflow="truncate")[1] for n in sorted(set(lengths)) if len(trees)]
             result["packing"] = [report.to_dict() for report in reports]
             say(f"{rendered}\ntokenizer {tokenizer_name(options.tokenizer)}")
+            say(
+                "tokens {per_turn:,} turn by turn, {per_leaf:,} leaf by leaf, {tree:,} as a tree".format(
+                    **result["tokens"]
+                )
+            )
             for text in tables(reports):
                 say(f"\n{text}")
         else:
             say("No turn to train, so there is nothing to pack.")
     say.result(result)
     return 0
+
+
+def token_counts(forest: TokenForest) -> dict[str, int]:
+    """Return what the turns cost as one sequence each, as one for each leaf of the tree, and as a tree."""
+    ends = forest.depth[forest.leaves].astype(int) + forest.length[forest.leaves]
+    return {"per_turn": forest.logical_tokens, "per_leaf": int(ends.sum()), "tree": forest.num_tokens}
 
 
 def tokenizer_name(name: str) -> str:

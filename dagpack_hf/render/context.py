@@ -129,9 +129,8 @@ class ContextText:
         new = self.messages[max(self.end, 0) : end]
         if any(not _within_round(message) for message in new):
             self._rounds = None
-        self.end = end
-        update = self._through_window() or self._in_full()
-        self.windowed = update.windowed > 0
+        update = self._through_window(end) or self._in_full(end)
+        self.end, self.windowed = end, update.windowed > 0
         if self._windows is not None:
             self._open_windows(update)
         return update
@@ -163,19 +162,22 @@ class ContextText:
     def _render(self, messages: Sequence[Message], generation_prompt: bool = False) -> str:
         return self._template.render(messages, self._tools, generation_prompt=generation_prompt, **self._options)
 
-    def _in_full(self) -> ContextUpdate:
-        text = self.full(self.end)
+    def _in_full(self, end: int) -> ContextUpdate:
+        text = self.full(end)
         keep = common_prefix(self._full, text)
         self._users = self._rounds = self._current = None
         self._full = text
         return ContextUpdate(keep, text[keep:])
 
-    def _through_window(self) -> ContextUpdate | None:
+    def _through_window(self, end: int) -> ContextUpdate | None:
         for window in (self._rounds, self._users):
             if window is None:
                 continue
-            messages = [*window.before, *self.messages[window.start : self.end]]
-            text = self._render(messages, self._generation_prompt)
+            messages = [*window.before, *self.messages[window.start : end]]
+            try:
+                text = self._render(messages, self._generation_prompt)
+            except RenderError:  # in full it may not fail
+                continue
             if text.startswith(window.head):
                 self._current, self._full = window, ""
                 return ContextUpdate(window.base, text[len(window.head) :], len(messages))

@@ -143,7 +143,7 @@ class ConversationRenderer:
         if not known.facts.parts:
             prepared = [_joined(message) for message in prepared]
         tools = without_surrogates(tools)
-        counts.control_tokens = known.control.count(prepared) + known.control.count(tools)
+        counts.control_tokens = known.control.count(list(map(_own_texts, prepared))) + known.control.count(tools)
         if self.options.control_tokens == "neutralize":
             prepared, tools = known.control.neutralize(prepared), known.control.neutralize(tools)
         template = known.template
@@ -234,6 +234,13 @@ class ConversationRenderer:
             control = ControlTokens(self.tokenizer, facts.texts)
             self._templates[source] = _Template(template, facts, control, self.encoder.pattern(facts.texts))
         return self._templates[source]
+
+
+def _own_texts(message: Message) -> Message:
+    """A prepared message without the second name of its thinking."""
+    if "reasoning_content" not in message:
+        return message
+    return {key: value for key, value in message.items() if key != "thinking"}
 
 
 def _joined(message: Message) -> Message:

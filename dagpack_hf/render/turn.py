@@ -125,7 +125,7 @@ class ConversationText:
         for number, variables in enumerate(choices, 1):
             context, path = self._context(variables)
             update = self._advance(context, path, index)
-            before, whole = context.completion(index, update)
+            before, whole = self._completion(context, update, index)
             text = whole[len(before) :] if whole.startswith(before) else None
             if text is not None or number == len(choices):
                 break
@@ -133,9 +133,11 @@ class ConversationText:
         try:
             turn = self._behind(index, path, whole, text, ending, variables)
         except RenderError as error:
-            # Here too.
+            # Here too; and if not for the first turn that is refused so, perhaps for another.
+            self._rendered += index / 4
             self._check(index, context, path, update, text, force=check or error.reason not in self._doubted)
-            self._doubted.add(error.reason)
+            if update.windowed:
+                self._doubted.add(error.reason)
             raise
         self._check(index, context, path, update, text, force=check)
         return turn
@@ -159,9 +161,23 @@ class ConversationText:
         path.replace(update.keep, update.text)
         return update
 
+    def _completion(self, context: ContextText, update: ContextUpdate, index: int) -> tuple[str, str]:
+        """The rendering without the turn and with it; if only the window fails, that is the window's fault."""
+        try:
+            return context.completion(index, update)
+        except RenderError:
+            if not update.windowed:
+                raise
+            context.full_completion(index)
+            raise WindowError from None
+
     def _compare(self, context: ContextText, path: ChunkPath, end: int) -> None:
         self.checked += 1
-        if path.text() != context.full(end):
+        try:
+            full = context.full(end)
+        except RenderError as error:
+            raise WindowError from error
+        if path.text() != full:
             raise WindowError
 
     def _behind(
@@ -250,7 +266,7 @@ class ConversationText:
         """A message that no assistant wrote, behind all of the rendering before it that it leaves as it was."""
         context, path = self._context({}, "other")
         update = self._advance(context, path, index)
-        before, whole = context.completion(index, update)
+        before, whole = self._completion(context, update, index)
         shared = common_prefix(before, whole)
         if len(before) - shared > len(update.text):
             raise WindowError
