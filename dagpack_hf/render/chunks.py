@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 _BATCH_CHARACTERS = 1 << 20
 """Characters that are given to the tokenizer at once."""
 
-BREAK = "\U0010fffd"
-"""A character of no text, at which tokens end. It takes no token itself (see `control`)."""
-
 _BEFORE = ("\n", ";")
 """Texts that hardly any text joins."""
 
@@ -233,6 +230,8 @@ class ChunkEncoder:
         tokenized: characters that went through the tokenizer.
     """
 
+    mark: str | None = None
+
     def __init__(self, tokenizer: PreTrainedTokenizerBase, cache_bytes: int = CACHE_BYTES) -> None:
         self.tokenizer = tokenizer
         self.cache_bytes = cache_bytes
@@ -247,6 +246,13 @@ class ChunkEncoder:
             self._before = self._find_before()
         self._cache: OrderedDict[str, IntArray] = OrderedDict()
         self._held = 0
+
+    def set_mark(self, mark: str | None) -> None:
+        """Choose the character at which tokens end, and which takes no token itself (see `control`)."""
+        if mark != self.mark:
+            self._cache.clear()
+            self._held = 0
+        self.mark = mark
 
     def pattern(self, text: str) -> re.Pattern[str] | None:
         """Pattern of the safe tokens that occur in `text`; `None` if there are none, so that nothing is cut.
@@ -281,7 +287,7 @@ class ChunkEncoder:
 
     def encode_alone(self, text: str) -> IntArray:
         """Token ids of a text that goes on after another without joining it, and is not the start of a text."""
-        return np.concatenate([self._alone(piece)[0] for piece in text.split(BREAK)])
+        return np.concatenate([self._alone(piece)[0] for piece in self._pieces(text)])
 
     def starts(self, text: str, *, alone: bool = False) -> IntArray:
         """For each token of a text its first character; `alone` as in `encode_alone`.
@@ -292,12 +298,12 @@ class ChunkEncoder:
         if self.backend is None:
             raise ValueError("Where tokens begin is known to fast tokenizers only; load the fast version.")
         found, at = [], 0
-        for number, piece in enumerate(text.split(BREAK)):
+        for number, piece in enumerate(self._pieces(text)):
             if alone or number:
                 found.append(self._alone(piece)[1] + at)
             else:
                 found.append(_starts(self._encodings([piece])[0]))
-            at += len(piece) + len(BREAK)
+            at += len(piece) + 1
         return np.concatenate(found)
 
     def _alone(self, text: str) -> tuple[IntArray, IntArray]:
@@ -342,16 +348,18 @@ class ChunkEncoder:
         if not texts:
             return []
         if self.backend is None:
-            ids = self.tokenizer([text.replace(BREAK, "") for text in texts], add_special_tokens=False)["input_ids"]
-            return [np.array(item, np.int32) for item in ids]
-        whole = [text.partition(BREAK) for text in texts]
+            return [np.array(ids, np.int32) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        pieces = [self._pieces(text) for text in texts]
         self._prepare_backend()
-        encodings = self.backend.encode_batch_fast([first for first, _, _ in whole], add_special_tokens=False)
+        encodings = self.backend.encode_batch_fast([first for first, *_ in pieces], add_special_tokens=False)
         found = [np.array(item.ids, np.int32) for item in encodings]
-        for index, (_, broken, rest) in enumerate(whole):
-            if broken:
-                found[index] = np.concatenate([found[index], self.encode_alone(rest)])
+        for index, (_, *rest) in enumerate(pieces):
+            if rest:
+                found[index] = np.concatenate([found[index], *(self._alone(piece)[0] for piece in rest)])
         return found
+
+    def _pieces(self, text: str) -> list[str]:
+        return [text] if self.mark is None else text.split(self.mark)
 
     def _encodings(self, texts: list[str]) -> list[Any]:
         self._prepare_backend()

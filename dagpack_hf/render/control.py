@@ -12,8 +12,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from dagpack_hf.render.chunks import BREAK
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -46,14 +44,29 @@ class ControlTokens:
             return sum(map(self.count, value)) + sum(map(self.count, value.values()))
         return sum(map(self.count, value)) if isinstance(value, list) else 0
 
-    def neutralize(self, value: Any) -> Any:
+    def neutralize(self, value: Any, mark: str) -> Any:
         """Mark each control token in the strings of a JSON value, so that it is tokenised as text.
 
-        The mark stands behind the first character. Marks that were there before are removed. Keys stay as they are.
+        Args:
+            value: the JSON value. Keys stay as they are.
+            mark: a character that does not occur in it. It comes behind the first character of each control token, and
+                the tokenizer's texts are divided there (see `ChunkEncoder.set_mark`).
         """
         if isinstance(value, str):
-            clean = value.replace(BREAK, "") if BREAK in value else value
-            return self._pattern.sub(lambda match: f"{match[0][0]}{BREAK}{match[0][1:]}", clean)
+            return self._pattern.sub(lambda match: f"{match[0][0]}{mark}{match[0][1:]}", value)
         if isinstance(value, dict):
-            return {key: self.neutralize(item) for key, item in value.items()}
-        return [self.neutralize(item) for item in value] if isinstance(value, list) else value
+            return {key: self.neutralize(item, mark) for key, item in value.items()}
+        return [self.neutralize(item, mark) for item in value] if isinstance(value, list) else value
+
+
+def unused_character(value: Any) -> str:
+    """A character that occurs in no string of a JSON value: the last of the last private plane that is free."""
+    return next(mark for mark in map(chr, range(0x10FFFD, 0xF0000, -1)) if not _contains(value, mark))
+
+
+def _contains(value: Any, text: str) -> bool:
+    if isinstance(value, str):
+        return text in value
+    if isinstance(value, dict):
+        return any(_contains(key, text) or _contains(item, text) for key, item in value.items())
+    return isinstance(value, list) and any(_contains(item, text) for item in value)

@@ -11,6 +11,7 @@ Cost. That of the distinct text: on a session of 431 turns 1/60 of rendering and
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dagpack_hf.render.chunks import ChunkEncoder, ChunkTrie
-from dagpack_hf.render.control import ControlTokens
+from dagpack_hf.render.control import ControlTokens, unused_character
 from dagpack_hf.render.options import RenderOptions, parse_date, template_source
 from dagpack_hf.render.probe import TemplateFacts, probe_template
 from dagpack_hf.render.template import (
@@ -145,7 +146,9 @@ class ConversationRenderer:
         tools = without_surrogates(tools)
         counts.control_tokens = known.control.count(list(map(_own_texts, prepared))) + known.control.count(tools)
         if self.options.control_tokens == "neutralize":
-            prepared, tools = known.control.neutralize(prepared), known.control.neutralize(tools)
+            mark = unused_character([prepared, tools])
+            prepared, tools = known.control.neutralize(prepared, mark), known.control.neutralize(tools, mark)
+            self.encoder.set_mark(mark)
         template = known.template
         if variables:
             template = ChatTemplate(template.source, {**template.variables, **variables})
@@ -171,6 +174,7 @@ class ConversationRenderer:
             counts = RenderCounts(control_tokens=counts.control_tokens, fallbacks=1)
             rendering = text(False)
             turns = self._turns(rendering, targets, counts, place, None)
+        self._refuse_escaped_marks(rendering.trie)
         lost = context_parts(prepared, tools, known.facts)
         counts.context_losses.update(part for turn in turns for part in lost[turn.index])
         counts.windowed, counts.checked = rendering.windowed, rendering.checked
@@ -209,6 +213,21 @@ class ConversationRenderer:
             ) from error
         counts.skipped[error.reason] += 1
         counts.examples.setdefault(error.reason, f"{place}: {error.detail}")
+
+    def _refuse_escaped_marks(self, trie: ChunkTrie) -> None:
+        """Refuse a template that writes the mark of control tokens in another way.
+
+        Raises:
+            ValueError: it does.
+        """
+        if self.encoder.mark is None:
+            return
+        escaped = json.dumps(self.encoder.mark)[1:-1]
+        if any(escaped in chunk for chunk in trie.chunks):
+            raise ValueError(
+                'control_tokens="neutralize" cannot be used with this chat template: it escapes characters beyond '
+                'ASCII, the marks of control tokens among them. Use control_tokens="keep".'
+            )
 
     def _targets(self, messages: Sequence[Message], trained: Sequence[bool] | None, place: str) -> list[int]:
         if trained is not None and len(trained) != len(messages):
