@@ -205,6 +205,27 @@ def write_session(plan: Plan) -> CorpusStats:
     return CorpusStats.total(stats)
 
 
+def write_straight_session(folder: str | Path, turns: int, seed: int = 0) -> Path:
+    """Write one session without branches, compactions and images: a single growing context.
+
+    Args:
+        folder: Where to put it; a project folder is made below it.
+        turns: Turns that were not aborted, at least; the session ends with the exchange that reaches them.
+        seed: Decides all of the content.
+
+    Returns:
+        The file.
+    """
+    session = Session(random.Random(f"{seed} straight"), Plan(str(folder), seed, index=0, size=0))
+    answered = seen = 0
+    while answered < turns:
+        session.exchange()
+        answered += sum(map(_is_answer, session.lines[seen:]))
+        seen = len(session.lines)
+    session.write()
+    return session.path
+
+
 # Text
 
 
@@ -352,7 +373,7 @@ class Session:
             bytes=self.size,
             images=len(images),
             image_bytes=sum(images),
-            turns=sum(b'"message":{"role":"assistant"' in line[:200] for line in self.lines),
+            turns=sum(map(_is_turn, self.lines)),
             branches=len(self.parents) - len(set(self.parents.values())),
             compactions=sum(line.startswith(b'{"type":"compaction"') for line in self.lines),
             largest_file=self.size,
@@ -528,6 +549,14 @@ class Session:
             "totalTokens": read + new + output,
             "cost": {**cost, "total": sum(cost.values()), "totalFromProvider": False},
         }
+
+
+def _is_turn(line: bytes) -> bool:
+    return b'"message":{"role":"assistant"' in line[:200]
+
+
+def _is_answer(line: bytes) -> bool:
+    return _is_turn(line) and b'"stopReason":"aborted"' not in line
 
 
 @cache

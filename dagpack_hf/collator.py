@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,8 @@ class DagCollator:
                 f"The examples have the columns {', '.join(examples[0])}, which are not rows. Pack the data set with "
                 '`pack_dataset` first, or use packing_scope="batch".'
             )
-        batch = {name: [example[name] for example in examples] for name in examples[0]}
+        names = dict.fromkeys(chain.from_iterable(examples))
+        batch = {name: [example.get(name) for example in examples] for name in names}
         packer = BatchPacker(self.max_length, loss_weighting=self.loss_weighting, overflow=self.overflow)
         rows, _ = packer.pack(batch)
         return self._stack(list(rows) or [EMPTY_ROW])

@@ -73,8 +73,9 @@ def layout_rows(
         forest: the merged corpus.
         segments: its segments.
         windows: the leaf segments of each window.
-        loss_weighting: `"once"` (each distinct target counts once) or `"paths"` (each target counts as often as source
-            sequences train it, which equals ordinary training on the unpacked data).
+        loss_weighting: `"once"` (each distinct target counts once, with the mean weight of the source sequences that
+            have it as a target) or `"paths"` (each target counts as often as source sequences train it, with the sum
+            of their weights, which equals ordinary training on the unpacked data). Without weights each weighs 1.
         seed: shuffles the order of the rows; `None` keeps the order of the windows.
 
     Returns:
@@ -114,16 +115,18 @@ def _layout_window(
     target = np.append(token[1:], 0)
     last = (begin + length - 1)[length > 0]
     target[last] = segments.target[own][length > 0]
-    count = np.where(target < 0, 0, forest.target_count[target])
-    count[np.repeat(trained[own], length)] = 0
+    target_weight = forest.path_weight[target]
+    if loss_weighting == "once":
+        target_weight = target_weight / np.maximum(forest.target_count[target], 1)
+    target_weight[(target < 0) | np.repeat(trained[own], length)] = 0
     trained[own] = True
 
     row = {
         "input_ids": forest.tokens[token],
-        "shift_labels": np.where(count > 0, forest.tokens[target], IGNORE_INDEX),
+        "shift_labels": np.where(target_weight > 0, forest.tokens[target], IGNORE_INDEX),
         "position_ids": np.repeat(segments.depth[own], length) + within,
         "subtree_end": np.repeat(begin + weight, length),
-        "loss_weight": np.minimum(count, 1) if loss_weighting == "once" else count,
+        "loss_weight": target_weight,
     }
     return {name: values.astype(ROW_DTYPES[name], copy=False) for name, values in row.items()}
 

@@ -3,8 +3,9 @@
 A window holds whole paths, so a path of more than `max_length` tokens cannot be written. Either that is an error, or
 the tokens beyond the window are cut off (`"truncate"`), or the sequences that reach beyond it are taken out
 (`"drop"`). In a token tree the sequences are its turns: a turn is a run of targets, so dropping one takes its targets
-out, also those before the border, and leaves the context that other turns need. Cost: linear in nodes, one pass over
-the tokens.
+out, also those before the border, and leaves the context that other turns need. What crosses the border is known as a
+tally only, a count and a weight. Going up it is the smallest tally so far: where fewer sequences have a target, those
+are all that are left. Cost: linear in nodes, one pass over the tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dagpack_hf.trie import TokenForest
+from dagpack_hf.trie import FloatArray, IntArray, TokenForest, join_tally, split_tally
 
 OVERFLOW_CHOICES = ("error", "truncate", "drop")
 
@@ -81,14 +82,15 @@ def limit_paths(forest: TokenForest, max_length: int, overflow: str = "error") -
     run_start = (forest.target_count > 0) & (_count_before(forest) == 0)
     lost = int(forest.target_count[beyond & run_start].sum(dtype=np.int64))
     lost_targets = int(forest.target_count[beyond].sum(dtype=np.int64))
-    count = forest.target_count.copy()
+    tally = join_tally(forest.target_count, forest.target_weight).copy()
     cut = 0
     for node in np.flatnonzero((forest.depth <= max_length) & (forest.depth + forest.length > max_length)):
         crossing = _crossing(forest, int(node), max_length)
         cut += crossing
         if crossing and overflow == "drop":
-            lost_targets += _take_out_run(forest, count, int(node), max_length, crossing)
-    forest = replace(forest, target_count=count)
+            lost_targets += _take_out_run(forest, tally, int(node), max_length)
+    count, weight = split_tally(tally)
+    forest = replace(forest, target_count=count, target_weight=weight)
     clipped = _clip(forest, _kept_lengths(forest, max_length))
     return clipped, Overflow(cut, lost, forest.num_tokens - clipped.num_tokens, lost_targets)
 
@@ -114,20 +116,31 @@ def _crossing(forest: TokenForest, node: int, limit: int) -> int:
     return int(min(before, forest.target_count[at]))
 
 
-def _take_out_run(forest: TokenForest, count: np.ndarray, node: int, limit: int, crossing: int) -> int:
-    """Subtract `crossing` sequences from the run of targets that ends at the limit; return the targets taken out."""
-    taken, depth = 0, limit
+def _take_out_run(forest: TokenForest, tally: IntArray | FloatArray, node: int, limit: int) -> int:
+    """Take the sequences that reach across the limit out of the run of targets before it; return the targets lost."""
+    at = int(forest.start[node]) + limit - int(forest.depth[node])
+    crossing, taken, depth = tally[:, at : at + 1], 0, limit
     while node >= 0:
         start = int(forest.start[node])
         stop = start + depth - int(forest.depth[node])
         context = np.flatnonzero(forest.target_count[start:stop] == 0)
         first = start + int(context[-1]) + 1 if len(context) else start
-        count[first:stop] -= crossing
-        taken += crossing * (stop - first)
+        run = tally[:, first:stop]
+        share = _smallest_below(np.concatenate([run, crossing], axis=1))
+        np.maximum(run - share[:, :-1], 0, out=run)
+        taken += int(share[0, :-1].sum())
         if first > start:
             break
-        depth, node = int(forest.depth[node]), int(forest.parent[node])
+        crossing, depth, node = share[:, :1], int(forest.depth[node]), int(forest.parent[node])
     return taken
+
+
+def _smallest_below(tally: IntArray | FloatArray) -> IntArray | FloatArray:
+    """For each token the tally, of those from it to the last, with the smallest count; the nearest of equal ones."""
+    upward = tally[:, ::-1]
+    smallest = np.minimum.accumulate(upward[0])
+    nearest = np.maximum.accumulate(np.where(upward[0] == smallest, np.arange(upward.shape[1]), 0))
+    return upward[:, nearest][:, ::-1]
 
 
 def _kept_lengths(forest: TokenForest, limit: int) -> np.ndarray:
@@ -162,4 +175,5 @@ def _clip(forest: TokenForest, length: np.ndarray) -> TokenForest:
         length=length.astype(np.int32),
         depth=forest.depth[keep],
         logical_tokens=forest.logical_tokens,
+        target_weight=None if forest.target_weight is None else forest.target_weight[keep_token],
     )

@@ -8,9 +8,9 @@ a prefix is shared only within one batch. Both are thin: read Arrow columns as n
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 TREE_COLUMNS = ("input_ids", "target_count", "node_length", "node_parent", "logical_tokens")
 """Columns of a data set of token trees."""
 
+OPTIONAL_TREE_COLUMNS = ("target_weight",)
+"""Columns that a data set of token trees may have besides. A tree without a value there has no weights."""
+
 ROW_FEATURES = Features({name: List(Value("float32" if name == "loss_weight" else "int32")) for name in ROW_COLUMNS})
 """Features of a data set of rows."""
 
@@ -43,7 +46,7 @@ class PackReport:
         logical_tokens: tokens of all source sequences, one for each trained turn.
         unique_tokens: tokens of the trie.
         executed_tokens: positions of all windows, replay and branch copies included, padding not.
-        loss_tokens: targets over all windows.
+        loss_tokens: targets over all windows; those of weight 0 are context.
         loss_weight: sum of the weights of all targets.
         padding_tokens: positions that padding every window to `max_length` adds.
         windows: number of windows.
@@ -102,7 +105,7 @@ class PackReport:
             (
                 "loss tokens",
                 f"{self.loss_tokens:,}",
-                f"total weight {self.loss_weight:,.0f} ({self.loss_weighting!r})",
+                f"total weight {round(self.loss_weight, 2):,.15g} ({self.loss_weighting!r})",
             ),
             ("padding tokens", f"{self.padding_tokens:,}", f"to windows of {self.max_length:,}"),
             ("windows", f"{self.windows:,}", f"lower bound {self.lower_bound:,}, gap {self.gap:.1%}"),
@@ -130,10 +133,12 @@ def pack_dataset(
 
     Args:
         dataset: token trees (columns `input_ids`, `target_count`, `node_length`, `node_parent`, `logical_tokens`, from
-            `tokenize_conversations`), or plain sequences (`input_ids`, and `labels` with -100 where there is no loss).
+            `tokenize_conversations`; and `target_weight` if sequences are weighted), or plain sequences (`input_ids`,
+            and `labels` with -100 where there is no loss).
         max_length: window length in tokens. Two to four times the longest path keeps most of the sharing.
-        loss_weighting: `"once"`: each distinct target counts once. `"paths"`: each target counts as often as source
-            sequences train it; loss and gradients are then those of ordinary training on the unpacked data.
+        loss_weighting: `"once"`: each distinct target counts once, with the mean weight of the sequences that have it
+            as a target. `"paths"`: each target counts as often as source sequences train it, with the sum of their
+            weights; loss and gradients are then those of ordinary training on the unpacked data.
         overflow: what to do with paths longer than `max_length`: `"error"`, `"truncate"` (cut what lies beyond) or
             `"drop"` (leave out the sequences, or turns of a tree, that reach beyond). What is lost is in the report.
         seed: shuffles the windows; `None` keeps them in depth-first order.
@@ -249,11 +254,7 @@ class BatchPacker:
         """Rows and report of one batch."""
         dropped = Overflow()
         if is_tree_dataset(batch):
-            columns = [batch[name] for name in TREE_COLUMNS]
-            forest = TokenForest.from_trees(
-                TokenTree(np.asarray(ids), np.asarray(count), np.asarray(length), np.asarray(parent), logical)
-                for ids, count, length, parent, logical in zip(*columns, strict=True)
-            )
+            forest = TokenForest.from_trees(_batch_trees(batch))
         else:
             _check_columns(list(batch))
             sequences, labels = list(batch["input_ids"]), batch.get("labels")
@@ -278,11 +279,25 @@ def is_row_dataset(columns: Any) -> bool:
 
 def iter_trees(dataset: Dataset) -> Iterator[TokenTree]:
     """Token trees of a data set, as views of its Arrow buffers."""
-    lists = ("input_ids", "target_count", "node_length", "node_parent")
-    for batch in dataset.select_columns(list(TREE_COLUMNS)).with_format("arrow").iter(batch_size=256):
-        columns = [list(_list_views(batch[name])) for name in lists]
-        for ids, count, length, parent, logical in zip(*columns, batch["logical_tokens"].to_pylist(), strict=True):
-            yield TokenTree(ids, count, length, parent, logical)
+    names = _tree_columns(dataset.column_names)
+    for batch in dataset.select_columns(names).with_format("arrow").iter(batch_size=256):
+        columns: dict[str, Iterable[Any]] = {
+            name: batch[name].to_pylist() if name == "logical_tokens" else _list_views(batch[name]) for name in names
+        }
+        for values in zip(*columns.values(), strict=True):
+            yield TokenTree(**dict(zip(names, values, strict=True)))
+
+
+def _batch_trees(batch: Mapping[str, Any]) -> Iterator[TokenTree]:
+    """Token trees of a batch of examples, whose lists are of any kind."""
+    names = _tree_columns(batch)
+    for values in zip(*(batch[name] for name in names), strict=True):
+        arrays: list[Any] = [None if value is None else np.asarray(value) for value in values]
+        yield TokenTree(**dict(zip(names, arrays, strict=True)))
+
+
+def _tree_columns(columns: Any) -> list[str]:
+    return [*TREE_COLUMNS, *(name for name in OPTIONAL_TREE_COLUMNS if name in columns)]
 
 
 def rows_to_table(rows: Rows) -> pa.Table:
@@ -297,12 +312,17 @@ def rows_to_table(rows: Rows) -> pa.Table:
     return pa.table(dict(zip(ROW_COLUMNS, columns, strict=True)), schema=ROW_FEATURES.arrow_schema)
 
 
-def _list_views(column: pa.ChunkedArray) -> Iterator[np.ndarray]:
+def _list_views(column: pa.ChunkedArray) -> Iterator[Any]:
+    """The lists of a column as numpy arrays, `None` for a null."""
     for chunk in column.chunks:
+        if chunk.null_count == len(chunk):
+            yield from [None] * len(chunk)
+            continue
         offsets = chunk.offsets.to_numpy()
         values = chunk.values.to_numpy(zero_copy_only=True)
-        for low, high in pairwise(offsets.tolist()):
-            yield values[low:high]
+        is_null = chunk.is_null().to_pylist() if chunk.null_count else repeat(False)
+        for (low, high), null in zip(pairwise(offsets.tolist()), is_null, strict=False):
+            yield None if null else values[low:high]
 
 
 def _read_sequences(

@@ -30,11 +30,12 @@ def count_targets(dataset: Dataset, max_length: int) -> np.ndarray:
     return running[last] - running[first]
 
 
-def source_targets(dataset: Dataset, max_length: int) -> int:
-    """Labelled tokens of all sequences, or of all sequences of token trees, as `"paths"` counts them."""
+def source_targets(dataset: Dataset, max_length: int) -> float:
+    """Labelled tokens of all sequences, or of all sequences of token trees, each with its weight under `"paths"`."""
     if not is_tree_dataset(dataset.column_names):
-        return int(count_targets(dataset, max_length).sum())
-    return sum(int(tree.target_count.sum(dtype=np.int64)) for tree in iter_trees(dataset))
+        return float(count_targets(dataset, max_length).sum())
+    weights = (tree.target_count if tree.target_weight is None else tree.target_weight for tree in iter_trees(dataset))
+    return float(sum(weight.sum(dtype=np.float64) for weight in weights))
 
 
 def keep_trainable(dataset: Dataset) -> Dataset:

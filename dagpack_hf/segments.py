@@ -2,8 +2,9 @@
 
 In the trie a branch point has several children, and its last token would need several targets. Here that token is
 taken off the node and written once for each child that begins with a target; each copy has its own target and its own
-subtree. Children that begin with context need no copy and hang from the first one. What is left is a tree of
-*segments*, stretches of tokens whose inner targets are the next token and whose end has at most one target.
+subtree. Children that begin with context need no copy and hang from the first one; a target that weighs nothing is
+context too. What is left is a tree of *segments*, stretches of tokens whose inner targets are the next token and whose
+end has at most one target.
 
 Cost: one pass over the nodes; as many extra positions as there are trained branches beyond the first at each branch
 point (0.07 % of tokens on agent sessions).
@@ -63,7 +64,7 @@ def build_segments(forest: TokenForest) -> Segments:
                 (hangs_from[node], start[node], length[node], depth[node], start[targets[0]] if targets else -1)
             )
         else:
-            trunk_target = last if length[node] > 1 and forest.target_count[last] > 0 else -1
+            trunk_target = last if length[node] > 1 and forest.path_weight[last] > 0 else -1
             rows.append((hangs_from[node], start[node], length[node] - 1, depth[node], trunk_target))
             trunk = len(rows) - 1
             for child in targets:
@@ -96,7 +97,7 @@ def subtree_lengths(parent: npt.NDArray[np.int64], length: npt.NDArray[np.int64]
 def _children(forest: TokenForest) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Children of each node that begin with a target, heavy child first, and those that begin with context."""
     weight = subtree_lengths(forest.parent.astype(np.int64), forest.length.astype(np.int64))
-    is_target = forest.target_count[forest.start] > 0
+    is_target = forest.path_weight[forest.start] > 0
     groups: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
     for node in np.lexsort((-weight, forest.parent)).tolist():
         if forest.parent[node] >= 0:

@@ -27,6 +27,7 @@ from dagpack_hf.collator import DagCollator
 from dagpack_hf.config import DagSFTConfig
 from dagpack_hf.layout import ROW_COLUMNS
 from dagpack_hf.packing import (
+    OPTIONAL_TREE_COLUMNS,
     ROW_FEATURES,
     TREE_COLUMNS,
     PackReport,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SIGNATURE_COLUMNS = [*ROW_COLUMNS, "labels", *TREE_COLUMNS[1:]]
+SIGNATURE_COLUMNS = [*ROW_COLUMNS, "labels", *TREE_COLUMNS[1:], *OPTIONAL_TREE_COLUMNS]
 """Columns that reach the collator: those of rows, of plain sequences and of token trees."""
 
 

@@ -7,8 +7,14 @@ that shares it. At the end the forest is put into canonical form: chains are mer
 token and nodes numbered in preorder, so the result depends neither on the order of the input nor on how it was cut
 into trees.
 
-Cost. Every input token is read once. Nothing is kept per token but the token and its target count (8 bytes); the
-Python objects are per node, never per token, and nothing recurses.
+Weights. How many sequences train a token, and what these sequences weigh together, are added up, split and merged
+alike; so while the forest grows they are the rows of one array, the *tally* of a token: its count, and below it, where
+a sequence has a weight, its weight. Weights are read as float32 and added as float64. Such sums are exact, and do not
+depend on the order of the input, as long as the number of sequences times the ratio of the largest to the smallest
+weight stays below 2**28.
+
+Cost. Every input token is read once. Nothing is kept per token but the token and its tally (8 bytes, 20 with weights);
+the Python objects are per node, never per token, and nothing recurses.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ IGNORE_INDEX = -100
 """Label of a token that is not a target, as in PyTorch's cross entropy."""
 
 IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float64]
 TokenSequence = Sequence[int] | npt.NDArray[np.integer]
 
 
@@ -37,6 +44,8 @@ class TokenTree:
         node_length: `[m]`, tokens of each node; they sum to `n`.
         node_parent: `[m]`, index in `input_ids` of the token the node hangs from, -1 for a root.
         logical_tokens: what the same sequences cost when each is written out on its own.
+        target_weight: `float32[n]`, for each token the sum of the weights of the sequences that have it as a target, 0
+            where there are none. `None`: every sequence weighs 1, so the weight is the count.
     """
 
     input_ids: npt.NDArray[np.integer]
@@ -44,6 +53,7 @@ class TokenTree:
     node_length: npt.NDArray[np.integer]
     node_parent: npt.NDArray[np.integer]
     logical_tokens: int
+    target_weight: npt.NDArray[np.floating] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,8 @@ class TokenForest:
         length: `int32[N]`, tokens of the node, at least 1.
         depth: `int32[N]`, tokens above the node, 0 for a root.
         logical_tokens: tokens of all source sequences, each written out on its own.
+        target_weight: `float64[U]`, what the sequences that train this token weigh together; 0 for context. `None`:
+            every sequence weighs 1, so the weight is the count.
     """
 
     tokens: IntArray
@@ -68,16 +80,19 @@ class TokenForest:
     length: IntArray
     depth: IntArray
     logical_tokens: int
+    target_weight: FloatArray | None = None
 
     @classmethod
     def from_trees(cls, trees: Iterable[TokenTree]) -> TokenForest:
         """Merge token trees.
 
         Args:
-            trees: the trees of the corpus, in any order.
+            trees: the trees of the corpus, in any order, with weights or without. The forest has weights if one of
+                them has; the sequences of the others then weigh 1.
 
         Raises:
-            ValueError: a tree whose columns contradict each other; the message names the tree by its position.
+            ValueError: a tree whose columns contradict each other, or a weight that is negative or not finite; the
+                message names the tree by its position.
         """
         builder = _ForestBuilder()
         logical = 0
@@ -88,7 +103,10 @@ class TokenForest:
 
     @classmethod
     def from_sequences(
-        cls, sequences: Iterable[TokenSequence], labels: Iterable[TokenSequence] | None = None
+        cls,
+        sequences: Iterable[TokenSequence],
+        labels: Iterable[TokenSequence] | None = None,
+        weights: Iterable[float] | None = None,
     ) -> TokenForest:
         """Merge plain token sequences.
 
@@ -97,26 +115,32 @@ class TokenForest:
             labels: for each sequence, its labels: the token itself where the token is a target, -100 where it is not
                 (not shifted, as in `transformers`). Without labels every token is a target. The label of the first
                 token is not used, since nothing precedes it.
+            weights: for each sequence, how much each of its targets counts. Without weights each counts 1.
 
         Raises:
-            ValueError: ids or labels that cannot be represented; the message names sequence and position.
+            ValueError: ids or labels that cannot be represented, or a weight that is negative or not finite; the
+                message names sequence and position.
 
         Example:
             >>> forest = TokenForest.from_sequences([[1, 2, 3], [1, 2, 4]])
             >>> forest.num_nodes, forest.num_tokens, forest.logical_tokens
             (3, 4, 6)
         """
-        builder = _ForestBuilder()
+        builder = _ForestBuilder(weighted=weights is not None)
         logical = 0
         label_iterator = iter(labels) if labels is not None else None
+        weight_iterator = iter(weights) if weights is not None else None
         for index, sequence in enumerate(sequences):
             ids = _token_array(sequence, index)
             if label_iterator is None:
                 count = np.ones(len(ids), np.int32)
             else:
                 count = _label_count(ids, next(label_iterator, None), index)
-            builder.insert(-1, 0, ids, count)
+            weight = None if weight_iterator is None else count * _sequence_weight(next(weight_iterator, None), index)
+            builder.insert(-1, 0, ids, join_tally(count, weight))
             logical += len(ids)
+        if weight_iterator is not None and next(weight_iterator, None) is not None:
+            raise ValueError("There are more weights than sequences; weights must have one number for each sequence.")
         return builder.build(logical)
 
     @property
@@ -130,9 +154,17 @@ class TokenForest:
         return len(self.tokens)
 
     @property
+    def path_weight(self) -> IntArray | FloatArray:
+        """`[U]`, weight of each token under `"paths"`: `target_weight`, or where that is `None` the count.
+
+        Trained is a token with a weight above 0. One that only sequences of weight 0 have as a target is context.
+        """
+        return self.target_count if self.target_weight is None else self.target_weight
+
+    @property
     def num_targets(self) -> int:
-        """Distinct tokens that are a target of at least one sequence."""
-        return int(np.count_nonzero(self.target_count))
+        """Distinct tokens that are trained."""
+        return int(np.count_nonzero(self.path_weight))
 
     @property
     def num_source_targets(self) -> int:
@@ -160,6 +192,18 @@ class TokenForest:
         return np.concatenate(pieces[::-1])
 
 
+def join_tally(count: npt.NDArray[np.integer], weight: npt.NDArray[np.number] | None) -> IntArray | FloatArray:
+    """Counts (`int32[1, n]`), or counts and weights (`float64[2, n]`), as the rows of one array."""
+    if weight is None:
+        return np.asarray(count, np.int32)[None]
+    return np.array([count, weight], np.float64)
+
+
+def split_tally(tally: IntArray | FloatArray) -> tuple[IntArray, FloatArray | None]:
+    """The inverse of `join_tally`: `target_count`, and `target_weight` if there are weights."""
+    return tally[0].astype(np.int32), tally[1].astype(np.float64) if len(tally) > 1 else None
+
+
 def common_prefix(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> int:
     """Length of the common prefix of two arrays, compared in blocks that grow."""
     limit = min(len(a), len(b))
@@ -175,24 +219,34 @@ def common_prefix(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> int
 
 
 class _ForestBuilder:
-    """Grows the radix tree. Node ids are in order of creation; a split gives the new id to the upper part."""
+    """Grows the radix tree. Node ids are in order of creation; a split gives the new id to the upper part.
 
-    def __init__(self) -> None:
+    Args:
+        weighted: whether tallies have a row of weights; all that are inserted must be alike in this.
+    """
+
+    def __init__(self, weighted: bool = False) -> None:
+        self.weighted = weighted
         self.tokens: list[IntArray] = []
-        self.counts: list[IntArray] = []
+        self.tallies: list[IntArray | FloatArray] = []
         self.parent: list[int] = []
         self.depth: list[int] = []
         self.child: dict[tuple[int, int], int] = {}
 
-    def insert(self, node: int, depth: int, ids: IntArray, count: IntArray) -> int:
+    def weigh(self) -> None:
+        """Give every sequence so far the weight 1."""
+        self.weighted = True
+        self.tallies = [join_tally(tally[0], tally[0]) for tally in self.tallies]
+
+    def insert(self, node: int, depth: int, ids: IntArray, tally: IntArray | FloatArray) -> int:
         """Insert `ids` below the first `depth` tokens of the path that ends in `node`; return where they end."""
         if not len(ids):
             return node
         if depth == 0:
             node, offset = -1, 0
-            if count[0]:
-                count = count.copy()
-                count[0] = 0
+            if tally[0, 0]:
+                tally = tally.copy()
+                tally[:, 0] = 0
         else:
             while self.depth[node] >= depth:
                 node = self.parent[node]
@@ -200,21 +254,21 @@ class _ForestBuilder:
         while True:
             if node >= 0 and offset < len(self.tokens[node]):
                 shared = common_prefix(self.tokens[node][offset:], ids)
-                self.counts[node][offset : offset + shared] += count[:shared]
-                ids, count = ids[shared:], count[shared:]
+                self.tallies[node][:, offset : offset + shared] += tally[:, :shared]
+                ids, tally = ids[shared:], tally[:, shared:]
                 if not len(ids):
                     return node
                 if offset + shared < len(self.tokens[node]):
                     node = self._split(node, offset + shared)
             child = self.child.get((node, int(ids[0])))
             if child is None:
-                return self._append(node, ids, count)
+                return self._append(node, ids, tally)
             node, offset = child, 0
 
-    def _append(self, parent: int, ids: IntArray, count: IntArray) -> int:
+    def _append(self, parent: int, ids: IntArray, tally: IntArray | FloatArray) -> int:
         node = len(self.parent)
         self.tokens.append(ids)
-        self.counts.append(np.array(count, np.int32))
+        self.tallies.append(tally.copy())
         self.parent.append(parent)
         self.depth.append(self.depth[parent] + len(self.tokens[parent]) if parent >= 0 else 0)
         self.child[parent, int(ids[0])] = node
@@ -222,13 +276,13 @@ class _ForestBuilder:
 
     def _split(self, node: int, at: int) -> int:
         upper = len(self.parent)
-        ids, count = self.tokens[node], self.counts[node]
+        ids, tally = self.tokens[node], self.tallies[node]
         self.tokens.append(ids[:at])
-        self.counts.append(count[:at])
+        self.tallies.append(tally[:, :at])
         self.parent.append(self.parent[node])
         self.depth.append(self.depth[node])
         self.child[self.parent[node], int(ids[0])] = upper
-        self.tokens[node], self.counts[node] = ids[at:], count[at:]
+        self.tokens[node], self.tallies[node] = ids[at:], tally[:, at:]
         self.parent[node] = upper
         self.depth[node] += at
         self.child[upper, int(ids[at])] = node
@@ -250,14 +304,17 @@ class _ForestBuilder:
         new_id = np.empty(size, np.int64)
         new_id[order] = chain
         heads = np.flatnonzero(head)
+        no_tally = join_tally(np.zeros(0, np.int32), np.zeros(0) if self.weighted else None)
+        count, weight = split_tally(np.concatenate([no_tally, *(self.tallies[v] for v in order)], axis=1))
         return TokenForest(
-            tokens=_concatenate([self.tokens[v] for v in order]),
-            target_count=_concatenate([self.counts[v] for v in order]),
+            tokens=np.concatenate([np.zeros(0, np.int32), *(self.tokens[v] for v in order)]),
+            target_count=count,
             parent=np.where(old_parent[heads] < 0, -1, new_id[old_parent[heads]]).astype(np.int32),
             start=start[heads],
             length=np.bincount(chain, weights=length, minlength=len(heads)).astype(np.int32),
             depth=np.array(self.depth, np.int32).reshape(size)[order][heads],
             logical_tokens=logical_tokens,
+            target_weight=weight,
         )
 
 
@@ -299,7 +356,7 @@ def _insert_tree(builder: _ForestBuilder, tree: TokenTree, index: int) -> None:
             f"Token tree {index}: node {node} hangs from token {hangs_from[node]}, which does not come before its own "
             f"tokens (they begin at {offset[node]}). Parents must come before children."
         )
-    count = count.astype(np.int32)
+    tally = _tree_tally(builder, count, tree.target_weight, index)
     owner = np.searchsorted(offset, hangs_from, side="right") - 1
     landed: list[int] = []
     depth: list[int] = []
@@ -307,7 +364,31 @@ def _insert_tree(builder: _ForestBuilder, tree: TokenTree, index: int) -> None:
         above = -1 if hangs_from[node] < 0 else int(owner[node])
         depth.append(0 if above < 0 else depth[above] + int(hangs_from[node] - offset[above]) + 1)
         piece = slice(offset[node], offset[node + 1])
-        landed.append(builder.insert(-1 if above < 0 else landed[above], depth[node], ids[piece], count[piece]))
+        landed.append(builder.insert(-1 if above < 0 else landed[above], depth[node], ids[piece], tally[:, piece]))
+
+
+def _tree_tally(
+    builder: _ForestBuilder, count: npt.NDArray[np.integer], weight: npt.NDArray[np.floating] | None, index: int
+) -> IntArray | FloatArray:
+    """Tally of a tree's tokens, with weights if the forest has or gets them."""
+    if weight is None:
+        return join_tally(count, count if builder.weighted else None)
+    if len(weight) != len(count):
+        raise ValueError(
+            f"Token tree {index}: {len(count)} target_count and {len(weight)} target_weight contradict each other. "
+            "Give each token a weight (0 where it is no target), or leave target_weight out."
+        )
+    weight = _weight_array(weight, f"Token tree {index}: target_weight")
+    without_target = (weight > 0) & (count == 0)
+    if without_target.any():
+        at = int(without_target.argmax())
+        raise ValueError(
+            f"Token tree {index}: token {at} has target_weight {weight[at]}, but its target_count is 0. A weight is "
+            "the sum over the sequences that have the token as a target, so it must be 0 where there are none."
+        )
+    if not builder.weighted:
+        builder.weigh()
+    return join_tally(count, weight)
 
 
 def _token_array(sequence: TokenSequence, index: int) -> IntArray:
@@ -339,5 +420,22 @@ def _label_count(ids: IntArray, labels: TokenSequence | None, index: int) -> Int
     return is_target.astype(np.int32)
 
 
-def _concatenate(pieces: list[IntArray]) -> IntArray:
-    return np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
+def _sequence_weight(weight: float | None, index: int) -> np.float32:
+    if weight is None:
+        raise ValueError(f"Sequence {index}: no weight; weights must have one number for each sequence.")
+    return _weight_array([weight], f"Sequence {index}: weight")[0]
+
+
+def _weight_array(weight: npt.ArrayLike, owner: str) -> npt.NDArray[np.float32]:
+    given = np.asarray(weight, np.float64)
+    with np.errstate(over="ignore"):
+        array = given.astype(np.float32)
+    refused = ~(np.isfinite(array) & (array >= 0))
+    if refused.any():
+        at = int(refused.argmax())
+        place = f" of token {at}" if given.size > 1 else ""
+        raise ValueError(
+            f"{owner}{place} is {given[at]}. A weight must be a finite float32 of at least 0; give 0 to what should "
+            "not count."
+        )
+    return array

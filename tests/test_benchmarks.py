@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -210,6 +210,114 @@ def test_session_corpus(images, monkeypatch, tmp_path):
     else:
         assert branches and stats.compactions and not pictures
         assert 1000 < stats.bytes / stats.lines < 1600
+
+
+def test_straight_session(monkeypatch, tmp_path):
+    benchmark = load_benchmark("session_corpus", monkeypatch)
+    path = benchmark.write_straight_session(tmp_path / "a", 40)
+    data = path.read_bytes()
+    assert data == benchmark.write_straight_session(tmp_path / "b", 40).read_bytes()
+    assert data != benchmark.write_straight_session(tmp_path / "c", 40, seed=1).read_bytes()
+    _, *entries = map(json.loads, data.splitlines())
+    assert [entry["parentId"] for entry in entries] == [None, *(entry["id"] for entry in entries[:-1])]
+    messages = [entry["message"] for entry in entries if entry["type"] == "message"]
+    assert {entry["type"] for entry in entries} == {"model_change", "thinking_level_change", "message"}
+    answers = [message["stopReason"] != "aborted" for message in messages if message["role"] == "assistant"]
+    last_user = max(place for place, message in enumerate(messages) if message["role"] == "user")
+    earlier = sum(message["role"] == "assistant" for message in messages[:last_user])
+    assert sum(answers) >= 40 > sum(answers[:earlier])
+
+
+RENDER_SIZES = {
+    "turns": 12,
+    "long-turns": 24,
+    "part-turns": 8,
+    "session-share": 4,
+    "long-share": 6,
+    "rounds": 2,
+    "cost-rounds": 2,
+}
+
+
+def test_render():
+    figures = run("render", *(word for name, size in RENDER_SIZES.items() for word in (f"--{name}", f"{size}")))
+    assert {name.replace("-", "_"): size for name, size in RENDER_SIZES.items()}.items() <= figures["options"].items()
+    cases = figures["sessions"]
+    assert {name: case["turns"] for name, case in cases.items()} == {"session": 12, "long": 24, "part": 8}
+    for name, case in cases.items():
+        check_rounds(case, 2 if name == "session" else 1)
+        assert case["naive_turns"] == case["compared_turns"] == {"session": 3, "long": 4, "part": 1}[name]
+        assert not case["skipped"] and not case["fallbacks"] and 0 < case["windowed"] < case["turns"]
+        median = case["median_s"]
+        assert set(median) == {"naive", "full", "windowed"}
+        for way in ("full", "windowed"):
+            assert case["speedup"][way] == pytest.approx(median["naive"] / median[way], rel=1e-3)
+        assert 0 < case["naive_share"] < 1
+        assert 0 < case["distinct_characters"] < case["characters"]
+        assert 0 < case["tree_tokens"] < case["sequence_tokens"] < case["characters"]
+        ratio = case["tokenized_characters"] / case["distinct_characters"]
+        assert case["tokenized_over_distinct"] == pytest.approx(ratio, rel=1e-3)
+    cost = figures["cost_per_turn"]
+    assert {name: len(values) for name, values in cost["seconds"].items()} == {"long": 2, "part": 2}
+    for name, values in cost["seconds"].items():
+        assert cost["per_turn_ms"][name] == pytest.approx(1000 * min(values) / cases[name]["turns"], rel=1e-3)
+    assert cost["ratio"] == pytest.approx(cost["per_turn_ms"]["long"] / cost["per_turn_ms"]["part"], rel=1e-3)
+    targets = figures["targets"]
+    for session in ("session", "long"):
+        memory = targets[f"{session}: memory, MB"]["value"]
+        assert memory == cases[session]["memory_mb"]
+        assert memory is None or 0 < memory < 200
+    assert {name: target["limit"] for name, target in targets.items()} == {
+        **{
+            f"{session}: {what}": limit
+            for session in ("session", "long")
+            for what, limit in {
+                "speedup, full": 25,
+                "speedup, windowed": 40,
+                "tokenised / distinct characters": 1.2,
+                "memory, MB": 200,
+            }.items()
+        },
+        "cost per turn, long / part": 1.5,
+    }
+    for name, target in targets.items():
+        value, limit = target["value"], target["limit"]
+        if value is not None:
+            assert target["met"] == (value >= limit if "speedup" in name else value <= limit)
+    assert targets["long: speedup, windowed"]["value"] == cases["long"]["speedup"]["windowed"]
+
+
+def test_render_of_a_recorded_session(monkeypatch, tmp_path):
+    benchmark = load_benchmark("render", monkeypatch)
+    tokenizer = str(ROOT / "dagpack_hf" / "sample" / "tokenizer")
+    options = benchmark.parse(["--tokenizer", tokenizer, "--template", "original"])
+    session = max((ROOT / "dagpack_hf" / "sample" / "sessions").glob("*.jsonl"), key=lambda path: path.stat().st_size)
+    conversation = benchmark.load_conversation(session, str(tmp_path))
+    case = benchmark.measure("session", benchmark.load_tokenizer(options), conversation, share=4, rounds=1)
+    assert case["turns"] == conversation.turns > 8
+    assert case["compared_turns"] == case["naive_turns"] == (case["turns"] + 1) // 4
+
+
+def test_render_counts_the_characters_of_a_trie(monkeypatch):
+    benchmark = load_benchmark("render", monkeypatch)
+    texts = ["abcd", "abxy", "ab", "", "abxyz", "q", "abxq", "abcd", "aé🧪", "aé🧪b", "bbbb"]
+    distinct, lengths = benchmark.count_distinct(texts)
+    assert distinct == len({text[:size] for text in texts for size in range(1, len(text) + 1)})
+    assert lengths == list(map(len, texts))
+    rng = benchmark.np.random.default_rng(0)
+    texts = ["".join(rng.choice(["a", "b"], size=rng.integers(12))) for _ in range(200)]
+    assert benchmark.count_distinct(texts)[0] == len({t[:size] for t in texts for size in range(1, len(t) + 1)})
+
+
+def test_render_compares_turns_with_their_naive_renderings(monkeypatch):
+    benchmark = load_benchmark("render", monkeypatch)
+    turn = SimpleNamespace(context_ids=[1, 2], target_ids=[3, 4])
+    for whole in ([1, 2, 3, 4], [1, 2, 3, 4, 9], [1, 2, 3]):
+        assert benchmark.check(turn, [1, 2], whole, "turn 0")
+    assert not benchmark.check(turn, [1, 2], [1, 7, 3, 4], "turn 0")
+    for context, whole in (([1, 5], [1, 5, 3, 4]), ([1, 2], [1, 2, 3, 5]), ([1, 2], [1, 2])):
+        with pytest.raises(AssertionError, match="turn 0"):
+            benchmark.check(turn, context, whole, "turn 0")
 
 
 def test_train_step():

@@ -330,6 +330,15 @@ def test_drop_with_turns_that_begin_alike_takes_out_only_the_long_one():
     assert lost == Overflow(cut_sequences=1, lost_sequences=0, lost_tokens=4, lost_targets=6)
 
 
+def test_drop_takes_from_a_run_no_more_than_crosses_the_limit():
+    # the run of the first sequence ends where those of the two others begin
+    sequences = [[0, 1, 2, 3]] * 3
+    labels = [[-100, 1, -100, -100], [-100, -100, 2, 3], [-100, -100, 2, 3]]
+    clipped, lost = limit_paths(TokenForest.from_sequences(sequences, labels), 3, "drop")
+    assert clipped.target_count.min(initial=0) == 0
+    assert lost.lost_targets == 5
+
+
 def test_drop_of_plain_sequences_is_by_length():
     dataset = Dataset.from_dict(
         {"input_ids": [[1, 2, 3], [1, 2, 3, 4, 5]], "labels": [[-100, 2, 3], [-100, -100, 3, 4, 5]]}

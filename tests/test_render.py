@@ -125,6 +125,167 @@ def test_arguments_and_schemas_reach_the_template_as_they_were():
     assert f"<call>add {json.dumps(arguments)}</call>" in text(tokenizer, tree.input_ids)
 
 
+def test_turns_count_as_much_as_their_weights_say():
+    tokenizer = toy_tokenizer()
+    weights = [[0, 0.5, 0, 2.0, 0, 0.0]]
+    trees = tokenize_conversations(conversations(MESSAGES, weights=weights), tokenizer)
+    (tree,) = iter_trees(trees)
+    at = np.flatnonzero(tree.target_count)
+    spans = [text(tokenizer, tree.input_ids[at[tree.target_weight[at] == weight]]) for weight in (0.5, 2.0, 0.0)]
+    assert spans == [
+        '<think>Use the tool.</think><call>add {"b": 2, "a": 2}</call><|im_end|>',
+        "<think>Done.</think>It is 4.<|im_end|>",
+        "<think>Easy.</think>7<|im_end|>",
+    ]
+    rows, report = pack_dataset(trees, 512, loss_weighting="paths", progress=False)
+    assert report.loss_weight == 0.5 * len(spans[0].replace("<|im_end|>", "!")) + 2 * len(
+        spans[1].replace("<|im_end|>", "!")
+    )
+    assert report.loss_tokens == int(np.count_nonzero(rows[0]["loss_weight"])) < len(at)
+    without = conversations(MESSAGES, MESSAGES, weights=[weights[0], None])
+    assert tokenize_conversations(without, tokenizer)[1]["target_weight"] == tree.target_count.tolist()
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0], "conversation 0, 6 messages but 1 values in `weights`"),
+        ([1, 1, 1, -1, 1, 1], "conversation 0, message 3: its weight is -1"),
+        ([1, 1, 1, 1, 1, float("nan")], "conversation 0, message 5: its weight is nan"),
+        ([1, None, 1, 1, 1, 1], "conversation 0, message 1: its weight is None"),
+    ],
+)
+def test_weights_that_are_none_are_named(weights, message):
+    with pytest.raises(ValueError, match=message):
+        tokenize_conversations(conversations(MESSAGES, weights=[weights]), toy_tokenizer())
+
+
+def test_thinking_can_be_context():
+    tokenizer = qwen3_tokenizer()
+    (tree,) = iter_trees(tokenize_conversations(conversations(MESSAGES[:4]), tokenizer, loss_on_thinking=False))
+    trained = text(tokenizer, tree.input_ids[tree.target_count > 0])
+    call = '<tool_call>\n{"name": "add", "arguments": {"b": 2, "a": 2}}\n</tool_call>'
+    assert trained == f"\n</think>\n\n{call}<|im_end|>\n</think>\n\nIt is 4.<|im_end|>"
+    assert "<think>\nUse the tool." in text(tokenizer, tree.input_ids)
+
+
+def test_thinking_can_be_left_out():
+    tokenizer = qwen3_tokenizer()
+    trees, report = tokenize_conversations(conversations(MESSAGES), tokenizer, thinking="drop", return_report=True)
+    assert "Use the tool." not in text(tokenizer, trees[0]["input_ids"])
+    assert report.variables == {"enable_thinking=False": 3}
+    (tree,) = iter_trees(trees)
+    assert "think" not in text(tokenizer, tree.input_ids[tree.target_count > 0]), "the empty thought is scaffold"
+
+
+def test_thinking_is_switched_for_each_turn():
+    chat = [*MESSAGES, {"role": "user", "content": "So?"}, {"role": "assistant", "content": "So."}]
+    _, report = tokenize_conversations(conversations(chat), qwen3_tokenizer(), return_report=True)
+    assert report.variables == {"enable_thinking=True": 3, "enable_thinking=False": 1}
+    fixed = {"enable_thinking": True}
+    _, report = tokenize_conversations(
+        conversations(chat), qwen3_tokenizer(), chat_template_kwargs=fixed, return_report=True
+    )
+    assert report.variables == {}
+    rows = conversations(chat, chat_template_kwargs=[json.dumps(fixed)])
+    _, report = tokenize_conversations(rows, qwen3_tokenizer(), return_report=True)
+    assert report.variables == {}, "a row can set it too"
+
+
+@pytest.mark.parametrize("windows", [True, False])
+def test_messages_of_other_roles_can_be_trained_where_they_stand(windows):
+    tokenizer = qwen3_tokenizer()
+    trees = tokenize_conversations(
+        conversations(MESSAGES), tokenizer, loss_roles=["tool", "user"], windows=windows, chat_template_kwargs={}
+    )
+    (tree,) = iter_trees(trees)
+    trained = text(tokenizer, tree.input_ids[tree.target_count > 0])
+    assert trained == (
+        # the first token of a sequence is no target
+        "im_start|>user\nAdd 2 and 2.<|im_end|>\n"[len("im_start|>") :]
+        + "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n"
+        + "<|im_start|>user\nAnd 3 more?<|im_end|>\n"
+    )
+    both = tokenize_conversations(conversations(MESSAGES), tokenizer, loss_roles=["tool", "assistant"])
+    assert sum(map(bool, both[0]["target_count"])) > sum(map(bool, trees[0]["target_count"]))
+
+
+@pytest.mark.parametrize("form", ["conversations", "from/value", "prompt and completion"])
+def test_every_conversational_form_is_read(form):
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    rows = {
+        "conversations": {"conversations": [chat]},
+        "from/value": {"conversations": [[{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]]},
+        "prompt and completion": {"prompt": [chat[:1]], "completion": [chat[1:]]},
+    }[form]
+    tokenizer = toy_tokenizer()
+    expected = tokenize_conversations(conversations(chat), tokenizer)
+    assert tokenize_conversations(Dataset.from_dict(rows), tokenizer)[:] == expected[:]
+
+
+def test_a_date_is_that_of_the_session():
+    tokenizer = toy_tokenizer()
+    template = "{{ strftime_now('%d %b %Y') }}" + tokenizer.chat_template
+    rows = conversations(MESSAGES[:2], timestamp=["2025-03-04T05:06:07.890Z"])
+    (tree,) = iter_trees(tokenize_conversations(rows, tokenizer, template=template))
+    assert text(tokenizer, tree.input_ids).startswith("04 Mar 2025<|im_start|>user")
+    (tree,) = iter_trees(tokenize_conversations(rows, tokenizer, template=template, date="2024-12-31"))
+    assert text(tokenizer, tree.input_ids).startswith("31 Dec 2024<|im_start|>user")
+
+
+def test_a_template_can_be_a_file_or_trls_training_variant(tmp_path):
+    tokenizer = qwen3_tokenizer()
+    file = tmp_path / "chat.jinja"
+    file.write_text(toy_tokenizer().chat_template)
+    rows = conversations(MESSAGES)
+    from_file = tokenize_conversations(rows, tokenizer, template=str(file))
+    assert from_file[:] == tokenize_conversations(rows, toy_tokenizer())[:]
+    training = trl.chat_template_utils.get_training_chat_template(tokenizer)
+    assert (
+        tokenize_conversations(rows, tokenizer, template="training")[:]
+        == (tokenize_conversations(rows, tokenizer, template=training)[:])
+    )
+    with pytest.raises(ValueError, match=r"template='nowhere\.jinja' is neither"):
+        tokenize_conversations(rows, tokenizer, template="nowhere.jinja")
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="The tokenizer has no chat template"):
+        tokenize_conversations(rows, tokenizer)
+
+
+def test_results_are_cached_by_all_that_they_depend_on(tmp_path):
+    path = tmp_path / "rows"
+    conversations(MESSAGES).save_to_disk(path)
+    rows = Dataset.load_from_disk(path)
+
+    def file(tokenizer=None, **options) -> str:
+        trees = tokenize_conversations(rows, tokenizer or qwen3_tokenizer(), **options)
+        (cached,) = trees.cache_files
+        return cached["filename"]
+
+    first = file()
+    assert file() == first
+    tokenizer = qwen3_tokenizer()
+    tokenizer("what a call of the tokenizer leaves behind", truncation=True, max_length=2, padding="max_length")
+    assert file(tokenizer) == first
+    other = qwen3_tokenizer()
+    other.add_tokens("new")
+    kinds = [
+        file(other),
+        file(toy_tokenizer()),
+        file(thinking="drop"),
+        file(chat_template_kwargs={"enable_thinking": True}),
+        file(template="training"),
+    ]
+    assert len({first, *kinds}) == 6
+
+
+def test_a_bar_over_turns_counts_those_of_all_processes(capfd):
+    rows = conversations(*[MESSAGES] * 4, trained=[[message["role"] == "assistant" for message in MESSAGES]] * 4)
+    for processes in (None, 2):
+        tokenize_conversations(rows, toy_tokenizer(), num_proc=processes)
+        assert "12/12" in capfd.readouterr().err
+
+
 def test_nested_columns_of_other_data_sets_are_read_without_arrows_fillers():
     rows = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", "reasoning_content": "hm"}]]
     tokenizer = toy_tokenizer()

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dagpack_hf.render.chunks import ChunkEncoder, ChunkPath, ChunkTrie, safe_tokens
+from dagpack_hf.render.chunks import ChunkPath, ChunkTrie
+from dagpack_hf.render.encoder import ChunkEncoder
+from dagpack_hf.render.safe import safe_tokens
 from dagpack_hf.render.template import without_surrogates
 from tests.real_tokenizers import NAMES, borrowed_tokenizer, real_tokenizer
 
@@ -536,7 +538,7 @@ def test_the_chunk_used_last_is_remembered_longest() -> None:
 
 
 def test_a_large_number_of_characters_goes_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagpack_hf.render.chunks._BATCH_CHARACTERS", 5)
+    monkeypatch.setattr("dagpack_hf.render.encoder._BATCH_CHARACTERS", 5)
     encoder, tokenizer = slow_encoder()
     chunks = ["abc", "de", "abc", "f", "ghijklm", "n"]
     assert [item.tolist() for item in encoder.encode(chunks)] == [list(map(ord, chunk)) for chunk in chunks]

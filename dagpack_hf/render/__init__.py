@@ -13,14 +13,11 @@ Cost: linear in the distinct text, at the speed of the tokenizer.
 """
 
 from dagpack_hf.render.options import RenderOptions
+from dagpack_hf.render.report import RenderReport
+from dagpack_hf.render.rows import conversation_columns
 from dagpack_hf.render.single import probe_chat_template, render_turn
 from dagpack_hf.render.template import RenderError
-from dagpack_hf.render.tokenize import (
-    ConversationTokenizer,
-    RenderReport,
-    conversation_columns,
-    tokenize_conversations,
-)
+from dagpack_hf.render.tokenize import ConversationTokenizer, tokenize_conversations
 from dagpack_hf.render.tree import TurnTokens
 
 __all__ = [

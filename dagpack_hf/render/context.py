@@ -153,6 +153,8 @@ class ContextText:
 
     def full(self, end: int) -> str:
         """Render the context of `messages[end]` from all messages, whatever was rendered before."""
+        if not end and not self._generation_prompt:
+            return ""
         return self._render(self.messages[:end], self._generation_prompt)
 
     def full_completion(self, end: int) -> str:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,11 @@ import xxhash
 from datasets import Dataset, Features, IterableDataset, List, Value
 from datasets.fingerprint import Hasher
 
-from dagpack_hf.conversations import decode_column, loads
-from dagpack_hf.render.conversation import ConversationRenderer, RenderCounts
+from dagpack_hf.render.conversation import ConversationRenderer
 from dagpack_hf.render.options import RenderOptions, template_source
 from dagpack_hf.render.progress import TurnProgress, count_turn
-from dagpack_hf.render.template import Message
+from dagpack_hf.render.report import RenderReport
+from dagpack_hf.render.rows import conversation_columns, conversation_rows, from_json, messages_of, weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,86 +48,8 @@ TREE_FEATURES = Features(
 
 _WEIGHT_FEATURES = Features({"target_weight": List(Value("float32"))})
 _COUNT_FEATURES = Features({"counts": Value("string")})
-_COLUMNS = (
-    "messages",
-    "conversations",
-    "prompt",
-    "completion",
-    "tools",
-    "trained",
-    "weights",
-    "chat_template_kwargs",
-    "timestamp",
-)
-_PLAIN = ("trained", "weights", "timestamp")
 _BATCH_SIZE = 16
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
-
-
-@dataclass
-class RenderReport:
-    """Turns that were rendered, and those that were not.
-
-    Attributes:
-        turns: trained turns in the trees.
-        skipped: number of skipped turns by reason.
-        examples: for each reason, the first turn it happened to.
-        templates: verdict on each chat template that was used: exact, exact with named losses, or refused.
-        variables: number of turns by the template's variables that were chosen for them.
-        context_losses: number of turns by what the template leaves out of their context.
-        control_tokens: control tokens that occur in plain text.
-        windowed: contexts that were rendered in windows.
-        checked: of those the ones that were compared with the full rendering.
-        fallbacks: conversations that were rendered in full because that comparison failed.
-    """
-
-    turns: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, str] = field(default_factory=dict)
-    templates: list[str] = field(default_factory=list)
-    variables: dict[str, int] = field(default_factory=dict)
-    context_losses: dict[str, int] = field(default_factory=dict)
-    control_tokens: int = 0
-    windowed: int = 0
-    checked: int = 0
-    fallbacks: int = 0
-
-    def __str__(self) -> str:
-        lines = [f"{self.turns:,} turns rendered"]
-        lines += [
-            f"{n:,} skipped: {reason} (for example {self.examples[reason]})" for reason, n in self.skipped.items()
-        ]
-        lines += [f"chat template: {verdict}" for verdict in self.templates if verdict != "exact"]
-        lines += [f"{n:,} with {variable}" for variable, n in sorted(self.variables.items())]
-        lines += [
-            f"{n:,} in a context of which the template leaves out: {part}"
-            for part, n in sorted(self.context_losses.items())
-        ]
-        if self.control_tokens:
-            lines.append(
-                f"{self.control_tokens:,} control tokens in plain text, as a server takes them "
-                '(control_tokens="neutralize" makes text of them)'
-            )
-        if self.fallbacks:
-            lines.append(f"{self.fallbacks:,} conversations rendered in full: windows did not give the same text")
-        return "\n  ".join(lines)
-
-    def add(self, counts: Mapping[str, Any]) -> None:
-        """Add the counts of one conversation."""
-        for each in fields(RenderCounts):
-            value = counts[each.name]
-            if each.name == "examples":
-                for reason, example in value.items():
-                    self.examples.setdefault(reason, example)
-            elif isinstance(value, Mapping):
-                mine = getattr(self, each.name)
-                for name, number in value.items():
-                    mine[name] = mine.get(name, 0) + number
-            else:
-                setattr(self, each.name, getattr(self, each.name) + value)
-        for verdict in counts["templates"]:
-            if verdict not in self.templates:
-                self.templates.append(verdict)
+_COUNTERS = ("skipped", "variables", "context_losses")
 
 
 def tokenize_conversations(
@@ -217,23 +139,6 @@ def tokenize_conversations(
     return (trees, report) if return_report else trees
 
 
-def conversation_columns(dataset: Dataset | IterableDataset) -> list[str]:
-    """Columns of a data set that make up conversations; none if it holds no conversations that are still to render."""
-    names = dataset.column_names or list(next(iter(dataset), ()))
-    found = [name for name in _COLUMNS if name in names]
-    if "input_ids" in names:
-        return []
-    if {"messages", "conversations"} & set(found):
-        return found
-    if not {"prompt", "completion"} <= set(found):
-        return []
-    # JSON text is left to this package: what decodes it in `datasets` cannot read every integer.
-    row = next(iter(dataset.select_columns(["prompt", "completion"]).with_format("arrow")), None)
-    if row is None or None in [_json_list(row[name][0].as_py()) for name in ("prompt", "completion")]:
-        return []
-    return found
-
-
 class ConversationTokenizer:
     """Batches of conversations to token trees, for `datasets.map(..., batched=True)`.
 
@@ -259,13 +164,12 @@ class ConversationTokenizer:
     def fingerprint(self, dataset: Dataset) -> str:
         """Fingerprint of the trees of a data set: the same for the same data, tokenizer, template and options."""
         tokenizer, options = self.renderer.tokenizer, self.renderer.options
-        backend = getattr(tokenizer, "backend_tokenizer", None)
         sources = [template_source(tokenizer, options.template, has_tools) for has_tools in (False, True)]
         return Hasher.hash(
             [
                 _code_digest(),
                 dataset._fingerprint,
-                Hasher.hash(tokenizer) if backend is None else xxhash.xxh3_128_hexdigest(backend.to_str().encode()),
+                self.renderer.encoder.fingerprint(),
                 sorted(tokenizer.special_tokens_map.items()),
                 sources,
                 sorted(asdict(options).items()),
@@ -276,7 +180,7 @@ class ConversationTokenizer:
     def table(self, table: pa.Table, indices: Sequence[int]) -> dict[str, list[Any]]:
         """Token trees of an Arrow table, and the counts of each conversation as JSON."""
         out: dict[str, list[Any]] = {name: [] for name in (*self.features, *_COUNT_FEATURES)}
-        for index, row in zip(indices, _rows(table), strict=True):
+        for index, row in zip(indices, conversation_rows(table), strict=True):
             tree, counts = self._render(row, f"conversation {index}, ")
             for name in self.features:
                 out[name].append(getattr(tree, name))
@@ -290,7 +194,7 @@ class ConversationTokenizer:
             A table for a table, else a dictionary of lists.
         """
         out: dict[str, list[Any]] = {name: [] for name in self.features}
-        for row in _rows(batch):
+        for row in conversation_rows(batch):
             tree, counts = self._render(row, "")
             self.report.add(counts)
             if counts["turns"]:
@@ -301,30 +205,21 @@ class ConversationTokenizer:
         return pa.table(out, schema=self.features.arrow_schema)
 
     def _render(self, row: dict[str, Any], place: str) -> tuple[Any, dict[str, Any]]:
-        messages, trained = _messages(row)
-        tools = _json(row.get("tools"))
-        weights = row.get("weights")
-        if weights is not None and len(weights) != len(messages):
-            raise ValueError(
-                f"{place}{len(messages)} messages but {len(weights)} values in `weights`; they must be aligned."
-            )
+        messages, trained = messages_of(row)
+        tools = from_json(row.get("tools"))
+        weights = weights_of(row, len(messages), place) if self.weighted else None
         tokens, counts = self.renderer.render(
             messages,
             tools or None,
             trained,
-            variables=_json(row.get("chat_template_kwargs")),
+            variables=from_json(row.get("chat_template_kwargs")),
             timestamp=row.get("timestamp"),
             place=place,
             progress=count_turn,
         )
         found = asdict(counts) | {name: dict(getattr(counts, name)) for name in _COUNTERS}
         found["templates"] = [str(self.renderer.facts(bool(tools)))]
-        if not self.weighted:
-            return tokens.tree(), found
-        return tokens.tree([1.0 if weights is None else weights[turn.index] for turn in tokens.turns]), found
-
-
-_COUNTERS = ("skipped", "variables", "context_losses")
+        return tokens.tree(None if weights is None else [weights[turn.index] for turn in tokens.turns]), found
 
 
 def _map(
@@ -369,53 +264,6 @@ def _number_of_turns(dataset: Dataset, options: RenderOptions) -> int | None:
         return None
     flags = dataset.select_columns(["trained"]).with_format("arrow")[:]["trained"].combine_chunks()
     return int(np.count_nonzero(flags.values.to_numpy(zero_copy_only=False))) if len(flags) else 0
-
-
-def _rows(batch: pa.Table | Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of a batch, JSON text and what Arrow fills in decoded."""
-    if isinstance(batch, pa.Table):
-        batch = {
-            name: batch[name].to_pylist() if name in _PLAIN else decode_column(batch[name])
-            for name in batch.column_names
-            if name in _COLUMNS
-        }
-    names = [name for name in _COLUMNS if name in batch]
-    for values in zip(*(batch[name] for name in names), strict=True):
-        yield dict(zip(names, values, strict=True))
-
-
-def _messages(row: dict[str, Any]) -> tuple[list[Message], list[bool] | None]:
-    """Messages of a row in whatever columns they are, and which of them are trained."""
-    if row.get("prompt") is not None and row.get("completion") is not None:
-        prompt, completion = _json_list(row["prompt"]), _json_list(row["completion"])
-        if prompt is not None and completion is not None:
-            return [*prompt, *completion], [False] * len(prompt) + [True] * len(completion)
-    if row.get("messages") is not None:
-        return _json(row["messages"]), row.get("trained")
-    return [_chat_message(message) for message in _json(row.get("conversations")) or []], row.get("trained")
-
-
-def _chat_message(message: dict[str, Any]) -> Message:
-    """A message of the form `{"from": ..., "value": ...}` in the form of chat templates."""
-    if "from" not in message:
-        return message
-    role = _SHAREGPT_ROLES.get(message["from"], message["from"])
-    rest = {key: value for key, value in message.items() if key not in ("from", "value")}
-    return {"role": role, "content": message.get("value"), **rest}
-
-
-def _json(value: Any) -> Any:
-    return loads(value) if isinstance(value, str) else value
-
-
-def _json_list(value: Any) -> list[Any] | None:
-    """A list, or the JSON text of one; `None` for everything else."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = loads(value)
-        except ValueError:
-            return None
-    return value if isinstance(value, list) else None
 
 
 @cache

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dagpack_hf.render.chunks import ChunkEncoder, ChunkTrie
+from dagpack_hf.render.chunks import ChunkTrie
+from dagpack_hf.render.encoder import ChunkEncoder
 from dagpack_hf.render.turn import TurnText
 from dagpack_hf.trie import IntArray, TokenForest, TokenTree
 
@@ -83,6 +84,7 @@ class ConversationTokens:
         """
         ids: list[IntArray] = []
         counts: list[IntArray] = []
+        weighed: list[np.ndarray] = []
         hangs_from: list[int] = []
         end, depth = {-1: -1}, {-1: 0}
         size = logical = 0
@@ -105,7 +107,17 @@ class ConversationTokens:
             counts.append(count)
             hangs_from.append(end[turn.context])
             logical += depth[turn.context] + len(target)
-        return forest_tree(TokenForest.from_trees([_raw_tree(ids, counts, hangs_from, logical)]))
+            if weights is not None:
+                weighed.append(count * np.float32(weights[number]))
+        tree = TokenTree(
+            input_ids=_joined(ids, np.int32),
+            target_count=_joined(counts, np.int32),
+            node_length=np.array([len(tokens) for tokens in ids], np.int32),
+            node_parent=np.array(hangs_from, np.int32),
+            logical_tokens=logical,
+            target_weight=None if weights is None else _joined([np.zeros(size), *weighed], np.float32),
+        )
+        return forest_tree(TokenForest.from_trees([tree]))
 
     def _used_nodes(self) -> list[int]:
         """Nodes on the way to a turn, parents before children."""
@@ -136,19 +148,8 @@ class ConversationTokens:
         return ids, int(np.searchsorted(starts, border + turn.thought))
 
 
-def _raw_tree(
-    ids: list[IntArray],
-    counts: list[IntArray],
-    hangs_from: list[int],
-    logical_tokens: int,
-) -> TokenTree:
-    return TokenTree(
-        input_ids=np.concatenate(ids) if ids else np.zeros(0, np.int32),
-        target_count=np.concatenate(counts) if counts else np.zeros(0, np.int32),
-        node_length=np.array([len(tokens) for tokens in ids], np.int32),
-        node_parent=np.array(hangs_from, np.int32),
-        logical_tokens=logical_tokens,
-    )
+def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
 
 
 def forest_tree(forest: TokenForest) -> TokenTree:
@@ -169,4 +170,5 @@ def forest_tree(forest: TokenForest) -> TokenTree:
         node_length=forest.length,
         node_parent=np.where(forest.parent < 0, -1, last[forest.parent] if forest.num_nodes else -1).astype(np.int32),
         logical_tokens=forest.logical_tokens,
+        target_weight=None if forest.target_weight is None else forest.target_weight.astype(np.float32),
     )

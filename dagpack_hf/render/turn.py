@@ -12,13 +12,12 @@ Cost. Two renderings for each turn (see `context`), and a search for the turn's 
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from dagpack_hf.render.arrival import check_arrival, lost_part, thought_end, turn_parts
 from dagpack_hf.render.chunks import ChunkPath, ChunkTrie
 from dagpack_hf.render.context import ContextText, ContextUpdate, common_prefix
 from dagpack_hf.render.probe import Ending, TemplateFacts
@@ -120,7 +119,7 @@ class ConversationText:
             raise RenderError(reason, f"{detail}. So it is with every turn under this template")
         ending = self._facts.endings.get(bool(calls_of(message)))
         if ending is None:
-            raise _lost("call", self._facts.turn_losses.get("call", ""))
+            raise lost_part("call", self._facts.turn_losses.get("call", ""))
         choices = self._choices(message)
         for number, variables in enumerate(choices, 1):
             context, path = self._context(variables)
@@ -133,11 +132,12 @@ class ConversationText:
         try:
             turn = self._behind(index, path, whole, text, ending, variables)
         except RenderError as error:
-            # Here too; and if not for the first turn that is refused so, perhaps for another.
-            self._rendered += index / 4
-            self._check(index, context, path, update, text, force=check or error.reason not in self._doubted)
-            if update.windowed:
-                self._doubted.add(error.reason)
+            if not turn_parts(message) & self._facts.turn_losses.keys():
+                # Here too; and if not for the first turn that is refused so, perhaps for another.
+                self._rendered += index / 4
+                self._check(index, context, path, update, text, force=check or error.reason not in self._doubted)
+                if update.windowed:
+                    self._doubted.add(error.reason)
             raise
         self._check(index, context, path, update, text, force=check)
         return turn
@@ -199,8 +199,8 @@ class ConversationText:
             )
         text = text[: len(text) - len(ending.rest)] + ("" if ending.written else ending.stop)
         message = self.messages[index]
-        _check_arrival(text, message)
-        return TurnText(index, path.node, path.last, text, _thought_end(text, message), variables, spliced)
+        check_arrival(text, message)
+        return TurnText(index, path.node, path.last, text, thought_end(text, message), variables, spliced)
 
     def _choices(self, message: Message) -> list[dict[str, Any]]:
         """Variables to try: thinking switched as the turn has it, or else left to the template."""
@@ -263,86 +263,44 @@ class ConversationText:
         )
 
     def _other(self, index: int) -> TurnText:
-        """A message that no assistant wrote, behind all of the rendering before it that it leaves as it was."""
+        """A message that no assistant wrote, at the end of the rendering with it."""
         context, path = self._context({}, "other")
-        update = self._advance(context, path, index)
-        before, whole = self._completion(context, update, index)
-        shared = common_prefix(before, whole)
-        if len(before) - shared > len(update.text):
-            raise WindowError
-        path = path.shortened(len(before) - shared)
-        if text_of(self.messages[index]).strip() not in whole[shared:]:
-            raise _lost("text", "the template writes another text, or leaves it out")
-        return TurnText(index, path.node, path.last, whole[shared:])
+        self._advance(context, path, index + 1)
+        own = self._own_text(index)
+        if not path.endswith(own):
+            raise RenderError(
+                "the chat template writes the message in another way", f"{own[:60]!r} is not the end of the rendering"
+            )
+        if text_of(self.messages[index]).strip() not in own:
+            raise lost_part("text", "the template writes another text, or leaves it out")
+        path = path.shortened(len(own))
+        return TurnText(index, path.node, path.last, own)
+
+    def _own_text(self, index: int) -> str:
+        """What the template writes for a message, seen in a small context that ends as its own does."""
+        before = _small_context(self.messages[:index])
+        options: dict[str, Any] = {"date": self._date}
+        whole = self._template.render([*before, self.messages[index]], self._tools, **options)
+        if not before:
+            return whole
+        without = self._template.render(before, self._tools, **options)
+        ends = [text[text.rfind(_MARK) :] for text in (without, whole)]
+        return ends[1][common_prefix(*ends) :]
 
 
-def context_parts(messages: Sequence[Message], tools: Tools, facts: TemplateFacts) -> list[set[str]]:
-    """For each message the parts of its context that the template leaves out.
-
-    Returns:
-        One set for each message, of names as in `TemplateFacts.context_losses`, and `"images"`.
-    """
-    present: set[str] = {"tools"} if tools else set()
-    found = []
-    for message in messages:
-        found.append({part for part in present if part in facts.context_losses or part == "images"})
-        role = message.get("role")
-        if role == "system":
-            present.add("system prompt")
-        elif role == "tool":
-            present.add("tool result")
-        if calls := calls_of(message):
-            present |= {"call"} if len(calls) == 1 else {"call", "parallel calls"}
-        content = message.get("content")
-        if isinstance(content, list) and any(isinstance(part, dict) and "text" not in part for part in content):
-            present.add("images")
-    return found
+_MARK = "before the message"
 
 
-def _lost(part: str, why: str) -> RenderError:
-    remedy = '; leave it out with thinking="drop"' if part == "thinking" else ""
-    return RenderError(f"the chat template does not write the {part} of the turn", (why or "it is not there") + remedy)
-
-
-def _check_arrival(text: str, message: Message) -> None:
-    """Check that text, thinking and calls of a turn are all in its rendering.
-
-    Raises:
-        RenderError: a part is missing.
-    """
-    if text_of(message).strip() not in text:
-        raise _lost("text", f"looked for {text_of(message).strip()[:60]!r}")
-    if thought_of(message).strip() not in text:
-        raise _lost("thinking", f"looked for {thought_of(message).strip()[:60]!r}")
-    names: Counter[str] = Counter()
-    for call in calls_of(message):
-        names[str(call.get("name"))] += 1
-        missing = next((value for value in _strings(call.get("arguments")) if not _written(value, text)), None)
-        if missing is not None:
-            raise _lost("call", f"looked for the argument {missing[:60]!r}")
-    for name, times in names.items():
-        if text.count(name) < times:
-            raise _lost("call", f"looked for {name!r}, {times} times")
-
-
-def _strings(value: Any) -> list[str]:
-    """All strings in arguments: keys and values."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        return [text for key, item in value.items() for text in (str(key), *_strings(item))]
-    if isinstance(value, list):
-        return [text for item in value for text in _strings(item)]
-    return []
-
-
-def _written(value: str, text: str) -> bool:
-    """Whether a string is in a text: as it is, as in JSON, or as in Python."""
-    forms = (str.strip, lambda text: json.dumps(text, ensure_ascii=False)[1:-1], lambda text: json.dumps(text)[1:-1])
-    return any(form(value) in text for form in forms) or repr(value)[1:-1] in text
-
-
-def _thought_end(text: str, message: Message) -> int:
-    """Characters of a turn up to the end of its thinking."""
-    thought = thought_of(message).strip()
-    return text.find(thought) + len(thought) if thought else 0
+def _small_context(messages: Sequence[Message]) -> list[Message]:
+    """A few messages that end as a conversation does, a mark in the last; none for an empty conversation."""
+    if not messages:
+        return []
+    last = messages[-1]
+    if last.get("role") in ("system", "developer", "user"):
+        return [{"role": last["role"], "content": _MARK}]
+    call = {"id": "contextid", "type": "function", "function": {"name": "look", "arguments": {"at": _MARK}}}
+    asked = {"role": "user", "content": "Hello"}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    if last.get("role") == "tool":
+        return [asked, called, {"role": "tool", "content": _MARK, "tool_call_id": "contextid", "name": "look"}]
+    return [asked, called if calls_of(last) else {"role": "assistant", "content": _MARK}]
