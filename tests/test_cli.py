@@ -252,6 +252,53 @@ def test_stats_as_json(capfd):
     assert long["logical_tokens"] > 3 * long["unique_tokens"]
 
 
+def test_stats_counts_tokens_by_turn_by_leaf_and_as_a_tree(capfd):
+    status, out, _ = run(capfd, "stats", *SHORT, "--json")
+    figures = json.loads(out)
+    assert status == 0
+    tokens, packing = figures["tokens"], figures["packing"][-1]
+    assert (tokens["per_turn"], tokens["tree"]) == (packing["logical_tokens"], packing["unique_tokens"])
+    assert tokens["tree"] <= tokens["per_leaf"] < tokens["per_turn"]
+    status, out, _ = run(capfd, "stats", *SHORT)
+    assert f"tokens {tokens['per_turn']:,} turn by turn, {tokens['per_leaf']:,} leaf by leaf" in out
+
+
+def test_how_turns_are_rendered_can_be_chosen(capfd, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text(
+        "{{ mood }} {{ strftime_now('%Y') }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{{ m.reasoning_content }}{{ m.tool_calls | tojson if m.tool_calls }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    argv = ["stats", *SHORT, "--json", "--template", str(template), "--chat-template-kwargs", '{"mood": "glad"}']
+    status, out, err = run(capfd, *argv, "--date", "2001-02-03", "--control-tokens", "neutralize")
+    figures = json.loads(out)
+    assert status == 0 and figures["render"]["turns"] == 6, err
+    (verdict,) = figures["render"]["templates"]
+    assert verdict == "exact, except: no tools in contexts (the template does not write it)"
+    assert figures["render"]["context_losses"] == {"tools": 6}
+    longer = json.loads(run(capfd, *argv[:-1], json.dumps({"mood": "glad " * 50}))[1])
+    assert longer["tokens"]["tree"] > figures["tokens"]["tree"]
+    masked = json.loads(run(capfd, *argv, "--no-loss-on-thinking")[1])
+    dropped = json.loads(run(capfd, *argv, "--thinking", "drop")[1])
+    loss = [run_["packing"][-1]["loss_tokens"] for run_ in (figures, masked, dropped)]
+    assert loss[0] >= loss[1] >= loss[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--chat-template-kwargs", "{mood"], "is no JSON"),
+        (["--chat-template-kwargs", "[1]"], "must be a JSON object"),
+        (["--date", "yesterday"], "date must be an ISO 8601 date"),
+        (["--template", "nowhere.jinja"], "neither 'original' nor 'training' nor a readable file"),
+    ],
+)
+def test_options_of_rendering_that_are_wrong_are_named(capfd, options, message):
+    status, _, err = run(capfd, "stats", *SHORT, *options)
+    assert status in (1, 2) and message in err
+
+
 def test_stats_without_a_turn(capfd, tmp_path):
     builder = SessionBuilder()
     builder.user("Hello?")

@@ -253,9 +253,11 @@ class ConversationText:
         start = [message for message in self.messages[:1] if message.get("role") == "system"]
         start = [*start, {"role": "user", "content": "Hello"}]
         options: dict[str, Any] = {"date": self._date, **variables}
+        asked = self._template.render(start, self._tools, **options)
         before = self._template.render(start, self._tools, generation_prompt=True, **options)
         text = self._template.render([*start, self.messages[index]], self._tools, **options)
-        if text.startswith(before) and whole.endswith(last + text[len(before) :]):
+        prompt = before[common_prefix(asked, before) :]
+        if text.startswith(before) and last.endswith(prompt) and whole.endswith(prompt + text[len(before) :]):
             return text[len(before) :]
         raise RenderError(
             "the chat template does not continue its own generation prompt",
