@@ -52,6 +52,7 @@ class TurnProgress:
             self._done.set()
             self._thread.join()
             self._show()
+            self._bar.leave = self._bar.n > 0  # nothing was rendered if the result was in the cache
             self._bar.close()
             datasets.enable_progress_bars()
             del os.environ[_FILE]
