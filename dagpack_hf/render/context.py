@@ -8,10 +8,11 @@ say. So each turn's context is rendered anew, in one of two ways.
 
 How a window works. A window is the messages H that every context begins with (system and first user message), a
 *witness*, and the messages from some point s on. The witness is a short exchange that stands for all of the history
-between H and s: it thinks, calls a tool if it may, and ends as the history before s ends. When the window is made, the
-text behind the witness must be the end of the known context; what comes before is the kept text. From then on the
-window is rendered in place of the context, and used only while H and the witness read exactly as they did: if a new
-message changes how history is rendered, it changes the witness, and the context is rendered in full again.
+between H and s: it thinks, calls a tool and speaks if the history does, and ends as the history before s ends. When
+the window is made, the text behind the witness must be the end of the known context; what comes before is the kept
+text. From then on the window is rendered in place of the context, and used only while H and the witness read exactly
+as they did: if a new message changes how history is rendered, it changes the witness, and the context is rendered in
+full again.
 
 Two windows are open at a time: one from the last user message on, for the moment when the next user message (or a
 final answer) changes what came after it, and one from a recent round of tool calls on, for the many turns in between.
@@ -23,12 +24,12 @@ Cost. Two renderings of a window for each turn, and one in full whenever history
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from dagpack_hf.render.template import ChatTemplate, Message, RenderError, Tools, calls_of
+from dagpack_hf.render.template import ChatTemplate, Message, RenderError, Tools, calls_of, text_of, thought_of
 
 WINDOWS = ("rounds", "users")
 """Which windows a template allows, the most first: from any round of tool calls on, or from user messages on only."""
@@ -119,6 +120,9 @@ class ContextText:
         while head < len(messages) and messages[head].get("role") == "user":
             head += 1
         self._head = head
+        self._first_call = _first(messages, calls_of)
+        self._first_thought = _first(messages, thought_of)
+        self._first_speech = _first(messages, lambda message: calls_of(message) and text_of(message).strip())
 
     def render(self, end: int) -> ContextUpdate:
         """Render the context of `messages[end]`; `end` must not fall from call to call.
@@ -219,21 +223,24 @@ class ContextText:
     def _before(self, start: int) -> list[Message] | None:
         """Head and witness, ending as the history before `start` ends."""
         last = self.messages[start - 1]
-        witness = [*self._witness_round()] if self._calls else []
+        thought = _THOUGHT if self._first_thought < start else {}
+        witness = self._witness_rounds(start, thought) if self._calls and self._first_call < start else []
         if last.get("role") == "assistant" and not last.get("tool_calls"):
-            witness.append({"role": "assistant", "content": _MARK, **_THOUGHT})
+            witness.append({"role": "assistant", "content": _MARK, **thought})
         elif last.get("role") == "tool" and witness:
             witness[-1] = {**witness[-1], "content": _MARK}
         else:
             return None
         return [*self.messages[: self._head], *witness]
 
-    def _witness_round(self) -> list[Message]:
-        call = {"id": "witness01", "type": "function", "function": {"name": "witness", "arguments": {}}}
-        return [
-            {"role": "assistant", "content": "", "tool_calls": [call], **_THOUGHT},
-            {"role": "tool", "content": "seen", "tool_call_id": "witness01", "name": "witness"},
-        ]
+    def _witness_rounds(self, start: int, thought: Message) -> list[Message]:
+        """Rounds of the tool that was called first: one that thinks, and one that speaks, if the history has such."""
+        name = calls_of(self.messages[self._first_call])[0].get("name")
+        call = {"id": "witness01", "type": "function", "function": {"name": name, "arguments": {}}}
+        result = {"role": "tool", "content": "seen", "tool_call_id": "witness01", "name": name}
+        turns = [{"content": "", **thought}] if thought or self._first_speech >= start else []
+        turns += [{"content": "Let me look."}] if self._first_speech < start else []
+        return [message for turn in turns for message in ({"role": "assistant", **turn, "tool_calls": [call]}, result)]
 
     def _last_user_start(self) -> int | None:
         """Start of the last run of user messages behind the head."""
@@ -255,6 +262,11 @@ class ContextText:
 
 
 _THOUGHT = {"reasoning_content": "look", "thinking": "look"}
+
+
+def _first(messages: Sequence[Message], has: Callable[[Message], Any]) -> int:
+    """Index of the first message that has something, their number if none has."""
+    return next((index for index, message in enumerate(messages) if has(message)), len(messages))
 
 
 def _within_round(message: Message) -> bool:

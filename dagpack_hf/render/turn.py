@@ -97,7 +97,6 @@ class ConversationText:
         self._windows = facts.windows if windows and known else None
         self._contexts: dict[tuple[Any, ...], tuple[ContextText, ChunkPath]] = {}
         self._rendered = 0.0
-        self._doubted: set[str] = set()
 
     def turn(self, index: int, *, check: bool = False) -> TurnText:
         """Render the message `index` in its context. Indices must rise from call to call.
@@ -125,19 +124,18 @@ class ConversationText:
             context, path = self._context(variables)
             update = self._advance(context, path, index)
             before, whole = self._completion(context, update, index)
-            text = whole[len(before) :] if whole.startswith(before) else None
-            if text is not None or number == len(choices):
+            goes_on = whole.startswith(before)
+            if goes_on or number == len(choices):
                 break
-            self._check(index, context, path, update, text, force=True)  # it may be the window that is at fault
+            self._check(index, context, path, update, None, force=True)  # it may be the window that is at fault
+        text = whole[len(before) :] if goes_on else None
         try:
-            turn = self._behind(index, path, whole, text, ending, variables)
-        except RenderError as error:
+            if text is None:
+                text = self._splice(index, path.last, whole, variables)
+            turn = self._behind(index, path, text, ending, variables, spliced=not goes_on)
+        except RenderError:
             if not turn_parts(message) & self._facts.turn_losses.keys():
-                # Here too; and if not for the first turn that is refused so, perhaps for another.
-                self._rendered += index / 4
-                self._check(index, context, path, update, text, force=check or error.reason not in self._doubted)
-                if update.windowed:
-                    self._doubted.add(error.reason)
+                self._check(index, context, path, update, text, force=True)  # here too
             raise
         self._check(index, context, path, update, text, force=check)
         return turn
@@ -181,18 +179,9 @@ class ConversationText:
             raise WindowError
 
     def _behind(
-        self,
-        index: int,
-        path: ChunkPath,
-        whole: str,
-        text: str | None,
-        ending: Ending,
-        variables: dict[str, Any],
+        self, index: int, path: ChunkPath, text: str, ending: Ending, variables: dict[str, Any], *, spliced: bool
     ) -> TurnText:
         """The turn behind its context, up to its stop token, if all of it is there."""
-        spliced = text is None
-        if text is None:
-            text = self._splice(index, path.last, whole, variables)
         if not text.endswith(ending.stop + ending.rest if ending.written else ending.rest):
             raise RenderError(
                 "the turn does not end on its stop token", f"it ends in {text[-40:]!r}, not in {ending.stop!r}"
@@ -245,7 +234,7 @@ class ConversationText:
         self._rendered -= index
         self._compare(context, path, index)
         before, whole = path.text(), context.full_completion(index)
-        if whole != before + text if text is not None else whole.startswith(before):
+        if whole.startswith(before) and whole[len(before) :] != text:
             raise WindowError
 
     def _splice(self, index: int, last: str, whole: str, variables: dict[str, Any]) -> str:
