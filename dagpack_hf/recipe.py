@@ -199,7 +199,8 @@ def train(session_args: SessionArguments, training_args: DagSFTConfig, model_arg
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    trainer.accelerator.print(f"{report}\n\n{trainer.pack_reports.get('train', '')}\n")
+    reports = [report, trainer.render_reports.get("train"), trainer.pack_reports.get("train")]
+    trainer.accelerator.print("\n\n".join(str(each) for each in reports if each is not None) + "\n")
 
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model(training_args.output_dir)

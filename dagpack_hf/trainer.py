@@ -37,7 +37,7 @@ from dagpack_hf.packing import (
 )
 from dagpack_hf.preparation import fill_up, keep_trainable, limit_sequences, source_targets
 from dagpack_hf.refusals import refuse_arguments, refuse_parallelism, refuse_stream
-from dagpack_hf.render import RenderReport, conversation_columns, tokenize_conversations
+from dagpack_hf.render import RenderError, RenderReport, conversation_columns, tokenize_conversations
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -205,7 +205,11 @@ class DagSFTTrainer(SFTTrainer):
     ) -> Dataset | IterableDataset:
         """Token trees with every turn in its own context."""
         options = {"num_proc": args.dataset_num_proc, **cast(dict[str, Any], args.per_turn_kwargs or {})}
-        trees, report = tokenize_conversations(dataset, self._tokenizer, return_report=True, **options)
+        try:
+            trees, report = tokenize_conversations(dataset, self._tokenizer, return_report=True, **options)
+        except RenderError as error:
+            remedy = "Options of rendering go into per_turn_kwargs of DagSFTConfig."
+            raise RenderError(error.reason, f"{error.detail}. {remedy}") from error
         self.render_reports[dataset_name] = report
         return trees
 

@@ -21,6 +21,7 @@ from dagpack_hf import DagSFTConfig, DagSFTTrainer, pack_dataset, tokenize_conve
 from dagpack_hf.attention import DagVisibility, enable, ordinary_attention
 from dagpack_hf.collator import DagCollator
 from dagpack_hf.packing import TREE_COLUMNS
+from dagpack_hf.render import RenderError
 from tests.corpora import row_prefixes
 from tests.toy import tiny_llama, toy_tokenizer
 
@@ -193,6 +194,17 @@ def test_options_of_rendering_reach_it(tmp_path):
     assert ours.pack_reports["train"] == report
     parsed = DagSFTConfig(str(tmp_path), per_turn_kwargs='{"thinking": "drop"}', bf16=False, use_cpu=True)
     assert parsed.per_turn_kwargs == {"thinking": "drop"}
+
+
+def test_a_turn_that_cannot_be_rendered_names_the_remedy(tmp_path):
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("<think>{{ message.reasoning_content }}</think>", "")
+    with pytest.raises(RenderError, match=r"write the thinking of the turn.*thinking=\"drop\".*per_turn_kwargs"):
+        trainer(tmp_path, as_dataset(conversations()), tokenizer, per_turn=True)
+    ours = trainer(
+        tmp_path, as_dataset(conversations()), tokenizer, per_turn=True, per_turn_kwargs={"thinking": "drop"}
+    )
+    assert ours.render_reports["train"].turns > 5
 
 
 @pytest.mark.parametrize(
