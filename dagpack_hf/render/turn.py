@@ -69,7 +69,6 @@ class ConversationText:
     Attributes:
         checked: contexts that were compared with their full rendering.
         windowed: contexts that were rendered in windows.
-        context_losses: turns by the part of their context that the template leaves out.
     """
 
     def __init__(
