@@ -60,7 +60,12 @@ def main(out: str, output_dir: str, options: str) -> None:
     if trainer.accelerator.is_main_process:
         torch.save({"state": trainer.model.state_dict(), "world": trainer.args.world_size}, out)
     trainer.accelerator.wait_for_everyone()
-    trainer.end()  # a rank that exits while the threads of the process group run may abort
+    trainer.end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Taking the model apart can deadlock: gloo's threads want the interpreter's lock while the process group, whose
+    # end waits for them, is destroyed under it.
+    os._exit(0)
 
 
 if __name__ == "__main__":
