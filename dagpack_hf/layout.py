@@ -2,21 +2,35 @@
 
 A row is one window in depth-first preorder, heavy child first (fewest attention blocks). Query `i` sees key `j`
 exactly when `j <= i < subtree_end[j]`, so one vector is the whole attention mask. A window repeats the ancestors that
-its leaves need; a segment that is in several windows is trained in the first one only. Cost: a few vectorised passes
-over the positions of each window, and Python per segment.
+its leaves need; a segment that is in several windows is trained in the first one only. Which one that is, is found out
+first, so that rows can be written in any order and portion.
+
+Cost: one pass over the segments of each window to measure it and one to write it, at the speed of memory. In memory
+the rows of a portion, and 32 bytes for each segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from dagpack_hf.kernels.rows import (
+    ONCE,
+    ONCE_WEIGHTED,
+    PATHS,
+    PATHS_WEIGHTED,
+    count_paths,
+    measure_windows,
+    write_paths,
+    write_windows,
+)
 from dagpack_hf.pack import Windows
-from dagpack_hf.segments import Segments, subtree_lengths
-from dagpack_hf.trie import IGNORE_INDEX, TokenForest, preorder
+from dagpack_hf.segments import Segments
+from dagpack_hf.trie import TokenForest
 
 ROW_DTYPES = {
     "input_ids": np.dtype(np.int32),
@@ -64,6 +78,90 @@ class Rows:
         return (self[index] for index in range(len(self)))
 
 
+class RowWriter:
+    """The windows of a plan, to be written as rows in any portions.
+
+    Args:
+        forest: the merged corpus.
+        segments: its segments.
+        windows: the leaf segments of each window.
+        loss_weighting: as in `layout_rows`.
+        seed: as in `layout_rows`.
+
+    Attributes:
+        offsets: `int64[W + 1]`, where each row begins if all are written one after the other.
+
+    Raises:
+        ValueError: unknown `loss_weighting`.
+    """
+
+    def __init__(
+        self,
+        forest: TokenForest,
+        segments: Segments,
+        windows: Windows,
+        *,
+        loss_weighting: str = "once",
+        seed: int | None = None,
+    ) -> None:
+        if loss_weighting not in LOSS_WEIGHTINGS:
+            choices = " or ".join(map(repr, LOSS_WEIGHTINGS))
+            raise ValueError(f"loss_weighting must be {choices}, got {loss_weighting!r}.")
+        weighted = forest.target_weight is not None
+        self._mode = {
+            ("once", False): ONCE,
+            ("paths", False): PATHS,
+            ("once", True): ONCE_WEIGHTED,
+            ("paths", True): PATHS_WEIGHTED,
+        }[loss_weighting, weighted]
+        self._windows = windows
+        self._segments = (segments.parent, segments.start, segments.length, segments.depth, segments.target)
+        self._forest = (
+            forest.tokens,
+            forest.target_count,
+            np.zeros(0) if forest.target_weight is None else forest.target_weight,
+        )
+        sizes, self._trainer, self._most = measure_windows(
+            segments.parent, segments.length, windows.leaf, windows.offset
+        )
+        count = len(windows)
+        self._order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
+        self._slot = np.full(len(segments), -1, np.int64)
+        self.offsets = np.zeros(count + 1, np.int64)
+        np.cumsum(sizes[self._order], out=self.offsets[1:])
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def write(self, low: int, high: int) -> Rows:
+        """Rows `low` to `high`, the latter not included."""
+        offsets = self.offsets[low : high + 1] - self.offsets[low]
+        columns = tuple(np.empty(offsets[-1], dtype) for dtype in ROW_DTYPES.values())
+        write_windows(
+            self._order[low:high],
+            offsets,
+            self._windows.leaf,
+            self._windows.offset,
+            self._mode,
+            self._segments,
+            self._trainer,
+            self._most,
+            self._slot,
+            self._forest,
+            columns,
+        )
+        return Rows(offsets, *columns)
+
+    def portions(self, positions: int) -> Iterator[Rows]:
+        """All rows in portions of at most so many positions, or of one row if that is longer."""
+        low = 0
+        while low < len(self):
+            high = int(np.searchsorted(self.offsets, self.offsets[low] + positions, side="right")) - 1
+            high = max(high, low + 1)
+            yield self.write(low, high)
+            low = high
+
+
 def layout_rows(
     forest: TokenForest, segments: Segments, windows: Windows, *, loss_weighting: str = "once", seed: int | None = None
 ) -> Rows:
@@ -84,64 +182,8 @@ def layout_rows(
     Raises:
         ValueError: unknown `loss_weighting`.
     """
-    if loss_weighting not in LOSS_WEIGHTINGS:
-        choices = " or ".join(map(repr, LOSS_WEIGHTINGS))
-        raise ValueError(f"loss_weighting must be {choices}, got {loss_weighting!r}.")
-    trained = np.zeros(len(segments), bool)
-    pieces = [_layout_window(forest, segments, leaves, trained, loss_weighting) for leaves in windows]
-    order = np.arange(len(pieces)) if seed is None else np.random.default_rng(seed).permutation(len(pieces))
-    pieces = [pieces[index] for index in order]
-    offsets = np.zeros(len(pieces) + 1, np.int64)
-    np.cumsum([len(piece["input_ids"]) for piece in pieces], out=offsets[1:])
-    columns = [
-        np.concatenate([np.zeros(0, dtype), *(piece[name] for piece in pieces)]) for name, dtype in ROW_DTYPES.items()
-    ]
-    return Rows(offsets, *columns)
-
-
-def _layout_window(
-    forest: TokenForest, segments: Segments, leaves: Sequence[int], trained: npt.NDArray[np.bool_], loss_weighting: str
-) -> dict[str, np.ndarray]:
-    """The five vectors of one window; marks the segments it trains."""
-    own, parent = _window_segments(segments, leaves)
-    length = segments.length[own]
-    weight = subtree_lengths(parent, length)
-    order, _ = preorder(parent, -weight)
-    own, length, weight = own[order], length[order], weight[order]
-
-    begin = np.cumsum(length) - length
-    within = np.arange(length.sum()) - np.repeat(begin, length)
-    token = np.repeat(segments.start[own], length) + within
-    target = np.append(token[1:], 0)
-    last = (begin + length - 1)[length > 0]
-    target[last] = segments.target[own][length > 0]
-    target_weight = forest.path_weight[target]
-    if loss_weighting == "once":
-        target_weight = target_weight / np.maximum(forest.target_count[target], 1)
-    target_weight[(target < 0) | np.repeat(trained[own], length)] = 0
-    trained[own] = True
-
-    row = {
-        "input_ids": forest.tokens[token],
-        "shift_labels": np.where(target_weight > 0, forest.tokens[target], IGNORE_INDEX),
-        "position_ids": np.repeat(segments.depth[own], length) + within,
-        "subtree_end": np.repeat(begin + weight, length),
-        "loss_weight": target_weight,
-    }
-    return {name: values.astype(ROW_DTYPES[name], copy=False) for name, values in row.items()}
-
-
-def _window_segments(segments: Segments, leaves: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Segments of the leaves' root paths in preorder, and the parent of each as an index among them."""
-    found: set[int] = set()
-    for leaf in leaves:
-        node = leaf
-        while node >= 0 and node not in found:
-            found.add(node)
-            node = int(segments.parent[node])
-    own = np.array(sorted(found), np.int64)
-    above = segments.parent[own]
-    return own, np.where(above < 0, -1, np.searchsorted(own, above))
+    writer = RowWriter(forest, segments, windows, loss_weighting=loss_weighting, seed=seed)
+    return writer.write(0, len(writer))
 
 
 def unpack(rows: Rows) -> list[npt.NDArray[np.int32]]:
@@ -158,10 +200,10 @@ def unpack(rows: Rows) -> list[npt.NDArray[np.int32]]:
         >>> [path.tolist() for path in unpack(rows)]
         [[1, 2, 3], [1, 2, 4]]
     """
-    paths = []
-    for row in rows:
-        end = row["subtree_end"]
-        for leaf in np.flatnonzero(end == np.arange(len(end)) + 1):
-            ancestors = np.flatnonzero(end[: leaf + 1] > leaf)
-            paths.append(row["input_ids"][ancestors])
-    return sorted(paths, key=lambda path: path.tolist())
+    ids, begin = write_paths(
+        rows.offsets, rows.subtree_end, rows.input_ids, *count_paths(rows.offsets, rows.subtree_end)
+    )
+    big_endian = ids.astype(">i4")  # whose bytes are ordered as the token ids are, which are not negative
+    bounds = list(pairwise(begin.tolist()))
+    bounds.sort(key=lambda path: big_endian[path[0] : path[1]].tobytes())
+    return [ids[low:high] for low, high in bounds]

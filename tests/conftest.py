@@ -1,4 +1,4 @@
-"""What all tests share: a cache folder of their own."""
+"""What all tests share: a cache folder of their own, and no deadlines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Iterator
 
 import datasets
 import pytest
+from hypothesis import settings
+
+# The first call of a compiled loop compiles or loads it, which takes longer than any of the calls after it.
+settings.register_profile("dagpack", deadline=None)
+settings.load_profile("dagpack")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -54,38 +55,165 @@ def check_rounds(case: dict, rounds: int) -> None:
         assert min(seconds) > 0 and min(seconds) <= case["median_s"][name] <= max(seconds)
 
 
+PACK_SIZES = {
+    "tokens": 20_000,
+    "large": 40_000,
+    "linear": 60_000,
+    "rounds": 2,
+    "large-rounds": 1,
+    "dict-tokens": 5000,
+}
+
+
 def test_pack():
-    figures = run("pack", "--tokens", "20000", "--rounds", "3", "--max-length", "8192", "--dict-tokens", "5000")
-    assert figures["options"]["tokens"] == 20000
-    assert set(figures["corpora"]) == {"agent 4x", "agent 12x", "documents"}
-    for name, corpus in figures["corpora"].items():
-        check_rounds(corpus, 3)
-        assert 20000 <= corpus["raw_tokens"] < 20000 + 8192
-        assert corpus["reuse_ratio"] == pytest.approx(corpus["raw_tokens"] / corpus["unique_tokens"], rel=1e-4)
-        assert corpus["unique_tokens"] <= corpus["executed_tokens"]
-        assert 1 <= corpus["lower_bound"] <= corpus["windows"] <= corpus["trl_windows"]
-        assert corpus["gap"] == pytest.approx(corpus["windows"] / corpus["lower_bound"] - 1, abs=1e-4)
-        assert corpus["trl_windows"] >= corpus["raw_tokens"] / 8192
-        speed, median = corpus["raw_tokens_per_s"], corpus["median_s"]
-        assert set(speed) == {"trie", "plan", "rows", "pack_dataset", "trl bfd", "trie (part)", "dict trie (part)"}
-        for stage in ("trie", "plan", "rows", "pack_dataset", "trl bfd"):
-            assert speed[stage] == pytest.approx(corpus["raw_tokens"] / median[stage], rel=1e-3)
-        assert corpus["speedup_over_trl"] == pytest.approx(median["trl bfd"] / median["pack_dataset"], rel=1e-3)
-        assert corpus["reuse_ratio"] > 2 if name.startswith("agent") else corpus["reuse_ratio"] < 1.01
+    corpora = ["agent 4x", "documents"]
+    sizes = [word for name, size in PACK_SIZES.items() for word in (f"--{name}", f"{size}")]
+    figures = run("pack", *sizes, "--corpora", *corpora)
+    given = {name.replace("-", "_"): size for name, size in PACK_SIZES.items()}
+    assert figures["options"] == {**given, "corpora": corpora, "quick": False}
+    assert list(figures["corpora"]) == [*corpora, "agent 4x, large"]
+    speed = figures["tokenizing"]["tokens_per_s"]
+    assert speed == pytest.approx(
+        figures["tokenizing"]["tokens"] / np.median(figures["tokenizing"]["seconds"]), rel=1e-3
+    )
+    for name, case in figures["corpora"].items():
+        check_pack(case, *((40_000, 1) if "large" in name else (20_000, 2)))
+        share = case["median_s"]["pack_dataset"] / (case["raw_tokens"] / speed)
+        assert case["share_of_tokenizing"] == pytest.approx(share, rel=1e-3)
+        assert (case["reuse_ratio"] > 2) == (name != "documents")
+    assert set(figures["linear"]) == {"agent 4x"}
+    linear = figures["linear"]["agent 4x"]
+    for size, least in (("few", 20_000), ("many", 60_000)):
+        raw = linear["raw_tokens"][size]
+        assert least <= raw < least + 8192
+        assert linear["raw_tokens_per_s"][size] == pytest.approx(raw / linear["seconds"][size][0], rel=1e-3)
+    check_pack_targets(figures)
 
 
-@pytest.mark.parametrize(("name", "reuse"), [("agent 4x", 4), ("agent 12x", 12), ("documents", 1)])
-def test_corpora_have_the_reuse_their_names_say(name, reuse, monkeypatch):
+def check_pack(case: dict, tokens: int, rounds: int) -> None:
+    check_rounds(case, rounds)
+    raw, length = case["raw_tokens"], case["max_length"]
+    assert tokens <= raw < tokens + case["longest_path"]
+    assert length == 4 * case["longest_path"]
+    assert case["reuse_ratio"] == pytest.approx(raw / case["unique_tokens"], rel=1e-4)
+    assert case["unique_tokens"] <= case["executed_tokens"] <= length * case["windows"]
+    assert 1 <= case["lower_bound"] <= case["windows"] <= case["dfs_windows"]
+    assert case["windows"] <= case["trl_windows"] >= raw / length
+    assert case["gap"] == pytest.approx(case["windows"] / case["lower_bound"] - 1, abs=1e-4)
+    speed, median = case["raw_tokens_per_s"], case["median_s"]
+    assert set(speed) == {"trie", "plan", "rows", "pack_dataset", "trl bfd", "trie (part)", "dict trie (part)"}
+    for stage, value in speed.items():
+        read = case["part_tokens"] if "part" in stage else raw
+        assert value == pytest.approx(read / median[stage], rel=1e-3)
+    assert case["written_tokens_per_s"] == pytest.approx(case["executed_tokens"] / median["rows"], rel=1e-3)
+    assert case["speedup_over_trl"] == pytest.approx(median["trl bfd"] / median["pack_dataset"], rel=1e-3)
+    assert 0 < case["part_tokens"] < raw
+    memory = case["memory"]
+    assert memory["mapped_mb"] == pytest.approx(4e-6 * raw, rel=1e-3)
+    assert memory["distinct_tokens_mb"] == pytest.approx(8e-6 * case["unique_tokens"], rel=1e-3)
+    if memory["trie_mb"] is not None:
+        assert memory["trie_mb"] < 50 > memory["pack_dataset_mb"]
+        every = 1e6 * memory["trie_mb"] / case["sequences"]
+        assert memory["bytes_per_sequence_all"] == pytest.approx(every, rel=1e-3)
+        tokens = 8 * case["unique_tokens"] / case["sequences"]
+        assert memory["bytes_per_sequence"] == pytest.approx(every - tokens, rel=1e-3, abs=1)
+
+
+def check_pack_targets(figures: dict) -> None:
+    limits = {"trie, M tokens/s": 200, "times TRL's speed": 10, "windows / those of dfs": 1}
+    expected = {f"{name}: {what}": limit for name in figures["corpora"] for what, limit in limits.items()}
+    expected |= {f"{name}: packing / tokenising": 0.01 for name in figures["corpora"]}
+    agents = ("agent 4x", "agent 4x, large")
+    expected |= {f"{name}: trie, M tokens/s": 1000 for name in agents}
+    expected |= {f"{name}: gap": 0.05 for name in agents}
+    found = figures["targets"]
+    assert {name: target["limit"] for name, target in found.items()} == {
+        **expected,
+        "agent 4x: trie, speed at more tokens": 0.8,
+    }
+    for name, target in found.items():
+        least = any(word in name for word in ("trie", "TRL"))
+        assert target["met"] == (target["value"] >= target["limit"] if least else target["value"] <= target["limit"])
+    case = figures["corpora"]["documents"]
+    assert found["documents: times TRL's speed"]["value"] == case["speedup_over_trl"]
+    assert found["documents: windows / those of dfs"]["value"] == 1 >= case["windows"] / case["dfs_windows"]
+
+
+def test_targets_of_packing_are_for_corpora_of_some_size(monkeypatch):
     benchmark = load_benchmark("pack", monkeypatch)
 
-    def sequences():
-        return list(benchmark.corpus(benchmark.np.random.default_rng(0), name, 2_000_000, 16_384))
+    def judged(name: str, **changes: int) -> dict[str, bool]:
+        case = {
+            "sequences": 10_000,
+            "executed_tokens": 1_000_000,
+            "raw_tokens_per_s": {"trie": 5e8},
+            "written_tokens_per_s": 1.6e8,
+            "speedup_over_trl": 9,
+            "memory": {"bytes_per_sequence": 140, "bytes_per_sequence_all": 150},
+            "gap": 0.02,
+            "windows": 10,
+            "dfs_windows": 10,
+            "share_of_tokenizing": 0.009,
+        }
+        found = benchmark.targets({name: {**case, **changes}}, {name: {"ratio": 0.9}})
+        return {key.removeprefix(f"{name}: "): target["met"] for key, target in found.items()}
 
-    forest = benchmark.TokenForest.from_sequences(sequences())
-    assert forest.logical_tokens / forest.num_tokens == pytest.approx(reuse, rel=0.1)
-    assert forest.longest_path <= 16_384
-    again = benchmark.TokenForest.from_sequences(sequences())
-    assert (forest.tokens == again.tokens).all()
+    assert judged("documents") == {
+        "trie, M tokens/s": True,
+        "rows, M positions/s": True,
+        "times TRL's speed": False,
+        "bytes per sequence": True,
+        "bytes per sequence, all": False,
+        "gap": False,
+        "windows / those of dfs": True,
+        "packing / tokenising": True,
+        "trie, speed at more tokens": True,
+    }
+    few = judged("documents", sequences=9_999, executed_tokens=999_999)
+    assert not {"gap", "bytes per sequence", "bytes per sequence, all", "rows, M positions/s"} & set(few)
+    agent = judged("agent 12x, large", sequences=9_999, dfs_windows=9, gap=21 / 20 - 1)
+    assert (agent["trie, M tokens/s"], agent["gap"], agent["windows / those of dfs"]) == (False, True, False)
+    assert not judged("stars", gap=0.0501)["gap"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reuse", "longest"),
+    [
+        ("agent 4x", 4, 5000),
+        ("agent 12x", 12, 12_000),
+        ("agent 39x", 39, 14_000),
+        ("documents", 1, 4096),
+        ("identical", 4000, 1000),
+        ("prefixes, shortest first", 4_000_000 / 2828, 2828),
+        ("prefixes, longest first", 4_000_000 / 2828, 2828),
+        ("prefixes, shuffled", 4_000_000 / 2828, 2828),
+        ("stars", 4.4, 4000),
+    ],
+)
+def test_packing_corpora(name, reuse, longest, monkeypatch, tmp_path):
+    corpora = load_benchmark("packing_corpora", monkeypatch)
+    benchmark = load_benchmark("pack", monkeypatch)
+    sequences = corpora.make_corpus(name, 4_000_000)
+    corpus = benchmark.Corpus.open(corpora.write_corpus(tmp_path / "corpus.arrow", name, 4_000_000))
+    assert corpus.dataset.cache_files
+    assert corpus.dataset["input_ids"][:3] == [sequence.tolist() for sequence in sequences[:3]]
+    assert len(corpus.dataset) == len(sequences)
+    assert 4_000_000 <= corpus.raw_tokens == sum(map(len, sequences)) < 4_000_000 + longest
+    assert max(map(len, sequences)) <= longest and corpus.max_length == 4 * max(map(len, sequences))
+    forest = corpus.merge()
+    assert forest.logical_tokens == corpus.raw_tokens
+    assert forest.logical_tokens / forest.num_tokens == pytest.approx(reuse, rel=0.15)
+    part = corpus.part(100_000)
+    assert part.raw_tokens - len(part.merge().path(part.merge().leaves[0])) < 100_000 + longest
+    lengths = [len(sequence) for sequence in sequences]
+    if name.startswith("prefixes"):
+        assert (lengths == sorted(lengths)) == ("shortest" in name)
+        assert (lengths == sorted(lengths, reverse=True)) == ("longest" in name)
+
+
+def test_dictionary_trie(monkeypatch):
+    benchmark = load_benchmark("pack", monkeypatch)
+    assert benchmark.dict_trie([[1, 2, 3], [1, 2], [1, 4], []]) == {1: {2: {3: {}}, 4: {}}}
 
 
 def test_load_sessions():

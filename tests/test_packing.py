@@ -15,6 +15,7 @@ from dagpack_hf import BatchPacker, TokenForest, pack_dataset, pack_forest, unpa
 from dagpack_hf.layout import ROW_COLUMNS, ROW_DTYPES
 from dagpack_hf.overflow import Overflow, limit_paths
 from dagpack_hf.pack import (
+    Windows,
     dissolve,
     lower_bound,
     pack_bottom_up,
@@ -136,7 +137,7 @@ def test_bound_optimum_and_windows(corpus, slack):
     assert lower_bound(forest, max_length) <= optimum <= len(windows)
     packings = [pack(segments, max_length) for pack in (pack_walk, pack_bottom_up, pack_nearest)]
     for packed in (windows, *packings, *(dissolve(segments, max_length, packing) for packing in packings)):
-        assert sorted(itertools.chain(*packed)) == segments.leaves.tolist()
+        assert sorted(packed.leaf.tolist()) == segments.leaves.tolist()
         assert max(window_sizes(segments, packed)) <= max_length
 
 
@@ -144,7 +145,9 @@ def test_dissolve_tries_on_after_a_window_that_stays():
     """Of windows with leaves of 6, of 4 and 3, and of 7 tokens the first cannot go, but takes a leaf of the second."""
     segments = build_segments(TokenForest.from_sequences([[1] * 6, [2] * 4, [3] * 3, [4] * 7]))
     lengths = dict(zip(segments.length.tolist(), range(4), strict=True))
-    windows = [[lengths[6]], [lengths[4], lengths[3]], [lengths[7]]]
+    window_of = {lengths[6]: 0, lengths[4]: 1, lengths[3]: 1, lengths[7]: 2}
+    numbers = np.array([window_of[leaf] for leaf in segments.leaves.tolist()])
+    windows = Windows.from_assignment(segments.leaves, numbers)
     assert sorted(window_sizes(segments, dissolve(segments, 10, windows))) == [10, 10]
 
 
@@ -379,9 +382,12 @@ def test_bad_arguments_are_named(columns, options, message):
 
 
 def test_what_is_no_data_set_is_named():
+    with pytest.raises(TypeError, match=r"got list.*Dataset.from_dict"):
+        pack_dataset([[1, 2, 3], [1, 2, 4]], 8)
+
+
+def test_a_stream_is_packed_batch_by_batch():
     stream = Dataset.from_dict({"input_ids": [[1, 2, 3], [1, 2, 4]]}).to_iterable_dataset()
-    with pytest.raises(TypeError, match=r"got IterableDataset.*BatchPacker"):
-        pack_dataset(stream, 8)
     packed = stream.map(BatchPacker(8), batched=True, remove_columns=["input_ids"])
     assert [list(row["input_ids"]) for row in packed] == [[1, 2, 3, 2, 4]]
 

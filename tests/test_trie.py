@@ -1,19 +1,41 @@
-"""The trie against a dictionary with one entry per token."""
+"""The trie against a dictionary with one entry per token, and against insertion in plain Python."""
+
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagpack_hf import TokenForest, TokenTree
-from dagpack_hf.trie import common_prefix
+from dagpack_hf.kernels.radix import GROWN, HOPPY, common_prefix, fingerprint, grow
+from dagpack_hf.spans import TREES_AT_ONCE, one_view, read_only, read_trees
+from dagpack_hf.trie import NEVER, NONE, PATIENCE
 from tests.corpora import forest_prefixes, labelled_sequences, prefix_counts, random_tree
+from tests.reference_trie import reference_forest, reference_forest_of_trees
 
 
 def assert_equal(a: TokenForest, b: TokenForest) -> None:
-    for name in ("tokens", "target_count", "parent", "start", "length", "depth"):
+    for name in ("tokens", "target_count", "parent", "start", "length", "depth", "target_weight"):
         left, right = getattr(a, name), getattr(b, name)
-        assert left.dtype == right.dtype and left.tolist() == right.tolist(), name
+        assert (left is None) == (right is None), name
+        assert left is None or (left.dtype == right.dtype and left.tolist() == right.tolist()), name
+    assert a.logical_tokens == b.logical_tokens
+
+
+def flat(sequences, dtype=np.int32) -> tuple[np.ndarray, np.ndarray]:
+    """Values and offsets, as an Arrow column of lists has them."""
+    values = np.concatenate([np.zeros(0, dtype), *(np.asarray(sequence, dtype) for sequence in sequences)])
+    return values, np.cumsum([0, *map(len, sequences)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Compile the kernels before anything is timed."""
+    for labels in (None, [[1]]):
+        TokenForest.from_sequences([[1]], labels, [1])
+    TokenForest.from_trees([TokenTree(*(np.array([value]) for value in (1, 0, 1, -1)), 1, np.array([0.0]))])
 
 
 @given(labelled_sequences())
@@ -69,13 +91,254 @@ def test_an_empty_corpus_is_an_empty_forest():
     assert (forest.num_nodes, forest.num_tokens, forest.longest_path, forest.leaves.size) == (0, 0, 0, 0)
 
 
+# Against insertion in plain Python
+
+
+@st.composite
+def corpora(draw):
+    """Sequences (empty ones too) with many prefixes and copies of each other, with or without labels and weights."""
+    token = st.integers(0, draw(st.integers(0, 3)))
+    sequences = draw(st.lists(st.lists(token, max_size=12), max_size=12))
+    if sequences:
+        for source, stop in draw(st.lists(st.tuples(st.sampled_from(sequences), st.integers(0, 12)), max_size=12)):
+            sequences.append(source[:stop] + draw(st.lists(token, max_size=3)))
+    sequences = draw(st.permutations(sequences))
+    labels = weights = None
+    if draw(st.booleans()):
+        labels = [[t if draw(st.booleans()) else -100 for t in sequence] for sequence in sequences]
+    if draw(st.booleans()):
+        weights = [draw(st.sampled_from((0.0, 0.25, 1.0, 1.5, 3.0))) for _ in sequences]
+    return sequences, labels, weights
+
+
+@settings(max_examples=500)
+@given(corpora(), st.sampled_from([PATIENCE, 0]))
+def test_sequences_give_the_reference(corpus, patience):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagpack_hf.trie.PATIENCE", patience)
+        assert_equal(TokenForest.from_sequences(*corpus), reference_forest(*corpus))
+
+
+@settings(max_examples=200)
+@given(corpora(), st.lists(st.integers(0, 24)), st.sampled_from([np.int32, np.int64, np.uint16]), st.data())
+def test_arrays_give_the_reference_however_they_are_cut_into_chunks(corpus, cuts, dtype, data):
+    sequences, labels, weights = corpus
+    cuts = sorted({0, len(sequences), *(cut for cut in cuts if cut < len(sequences))})
+
+    def chunked(column, dtype):
+        chunks, offsets = [], []
+        for low, high in pairwise(cuts):
+            values, offset = flat(column[low:high], dtype)
+            before = data.draw(st.integers(0, 3))  # a slice of a longer buffer
+            chunks.append(np.concatenate([np.full(before, 7, dtype), values, np.full(2, 7, dtype)]))
+            offsets.append(data.draw(st.sampled_from([np.int32, np.int64]))(offset + before))
+        return chunks, offsets
+
+    tokens, offsets = chunked(sequences, dtype)
+    marks, label_offsets = (None, None) if labels is None else chunked(labels, data.draw(st.sampled_from("il")))
+    forest = TokenForest.from_arrays(tokens, offsets, marks, weights, label_offsets=label_offsets)
+    expected = reference_forest(sequences, labels, weights)
+    assert_equal(forest, expected)
+    marks = None if labels is None else flat(labels)[0]
+    assert_equal(TokenForest.from_arrays(*flat(sequences), marks, weights), expected)
+
+
+@st.composite
+def odd_trees(draw):
+    """Token trees as nobody writes them: empty nodes, siblings that begin alike, prefixes hung in many pieces."""
+    trees = []
+    weighted = draw(st.sampled_from(["none", "some", "all"]))
+    for _ in range(draw(st.integers(0, 4))):
+        length = draw(st.lists(st.integers(0, 4), max_size=8))
+        size = sum(length)
+        before = np.cumsum([0, *length]).tolist()
+        hangs_from = [draw(st.integers(-1, before[node] - 1)) for node in range(len(length))]
+        ids = draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))
+        counts = draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
+        weight = None
+        if weighted == "all" or (weighted == "some" and draw(st.booleans())):
+            weight = np.array([count and draw(st.sampled_from((0.0, 0.5, 2.25))) for count in counts], np.float32)
+        integers = st.sampled_from([np.int32, np.int64, np.uint16])
+        trees.append(
+            TokenTree(
+                np.array(ids, draw(integers)),
+                np.array(counts, draw(integers)),
+                np.array(length, np.int32),
+                np.array(hangs_from, np.int32),
+                draw(st.integers(0, 100)),
+                weight,
+            )
+        )
+    return trees
+
+
+@settings(max_examples=500)
+@given(odd_trees(), st.sampled_from([TREES_AT_ONCE, 1, 2]))
+def test_trees_give_the_reference(trees, at_once):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagpack_hf.spans.TREES_AT_ONCE", at_once)
+        assert_equal(TokenForest.from_trees(iter(trees)), reference_forest_of_trees(trees))
+
+
+def test_weights_are_read_as_float32():
+    tree = TokenTree(*(np.array(each) for each in ([1, 2], [0, 1], [2], [-1])), 2, np.array([0, 0.1]))
+    for forest in (
+        TokenForest.from_trees([tree]),
+        TokenForest.from_sequences([[1, 2]], weights=[0.1]),
+        TokenForest.from_sequences([[1, 2]], [[-100, 2]], [0.1]),
+    ):
+        assert forest.target_weight.tolist() == [0, np.float64(np.float32(0.1))]
+
+
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 319, 320, 321, 1000])
 def test_common_prefix_at_block_borders(length):
-    a = np.arange(1000)
-    b = a.copy()
-    b[length:] = -1
-    assert common_prefix(a, b) == length
-    assert common_prefix(a[:length], a) == length
+    tokens = np.tile(np.arange(1000, dtype=np.int32), 2)
+    tokens[1000 + length :] = -1
+    assert common_prefix(read_only(tokens), 0, 1000, 1000) == length
+    assert common_prefix(read_only(tokens), 0, 0, length) == length
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 200])
+def test_sequences_that_part_at_block_borders(length):
+    trunk = list(range(300))
+    sequences = [trunk, trunk[:length], [*trunk[:length], 7], [*trunk[: length + 1], 8], [*trunk[: length - 1], 9]]
+    assert_equal(TokenForest.from_sequences(sequences), reference_forest(sequences))
+
+
+def test_a_span_that_goes_on_takes_the_place_of_its_branch():
+    """Prefixes of each other are one branch in any order, so that no walk along them has more than one step."""
+    rng = np.random.default_rng(0)
+    trunk = rng.integers(0, 9, 300)
+    for ends in (np.arange(1, 301), np.arange(300, 0, -1), rng.permutation(300) + 1):
+        tokens, offsets = flat([trunk[:end] for end in ends])
+        status, source, *_ = grow_sequences(tokens, offsets, patience=300)
+        assert status == GROWN and len(source) == 2
+
+
+def grow_sequences(tokens, offsets, patience=NEVER, order=NONE):
+    begin, end = read_only(offsets[:-1]), read_only(offsets[1:])
+    return grow(read_only(tokens), begin, end, NONE, NONE, order, patience)
+
+
+def comb(size: int, rng: np.random.Generator) -> list[list[int]]:
+    """Every prefix of one sequence with its own end: a branch at each token."""
+    trunk = rng.integers(3, 9, size).tolist()
+    return [[*trunk[:end], 2] for end in range(1, size)]
+
+
+@pytest.mark.parametrize("order", [1, -1, 0])
+def test_where_paths_branch_at_every_token_the_longest_goes_first(order, monkeypatch):
+    rng = np.random.default_rng(0)
+    sequences = comb(200, rng)[:: order or 1]
+    if not order:
+        rng.shuffle(sequences)
+    status, *_ = grow_sequences(*flat(sequences), PATIENCE)
+    assert status == (HOPPY if order > 0 else GROWN)
+    longest_first = read_only(np.argsort([-len(sequence) for sequence in sequences], kind="stable"))
+    assert grow_sequences(*flat(sequences), 200, longest_first)[0] == GROWN
+
+    orders = []
+    monkeypatch.setattr("dagpack_hf.trie.grow", lambda *given: orders.append(given[5].tolist()) or grow(*given))
+    assert_equal(TokenForest.from_sequences(sequences), reference_forest(sequences))
+    assert orders == [[], longest_first.tolist()][: 2 if order > 0 else 1]
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_keys_that_collide_are_told_apart(bits):
+    """Tokens whose keys have the same slot (all of `2**16` slots) or the same fingerprint."""
+    groups: dict[int, list[int]] = {}
+    for token in range(400_000):
+        mark = int(fingerprint(np.int64(1), np.int64(1), np.int32(token))) & (2**bits - 1)
+        groups.setdefault(mark, []).append(token)
+    colliding = sorted((each for each in groups.values() if len(each) > 1), key=len)[-20:]
+    assert len(colliding) > 5
+    rng = np.random.default_rng(0)
+    tokens = [token for each in colliding for token in each]
+    sequences = [[5, token, 1 + token % 3] for token in tokens for _ in range(1 + token % 2)]
+    rng.shuffle(sequences)
+    assert_equal(TokenForest.from_sequences(sequences), reference_forest(sequences))
+
+
+def test_places_whose_keys_collide_are_told_apart():
+    """Two offsets of one branch whose keys have the same fingerprint for the same token."""
+    seen: dict[int, int] = {}
+    ends: list[int] = []
+    for offset in range(1, 400_000):
+        mark = int(fingerprint(np.int64(1), np.int64(offset), np.int32(7)))
+        ends += [seen[mark], offset] if mark in seen else []
+        seen[mark] = offset
+    assert len(ends) > 5
+    trunk = np.random.default_rng(0).integers(0, 7, 400_000)
+    sequences = [trunk, *(np.append(trunk[:end], [7, end % 5]) for end in ends)]
+    assert_equal(TokenForest.from_sequences(sequences), reference_forest(sequences))
+
+
+@pytest.mark.parametrize("size", [30, 31, 32, 33, 5000])
+def test_the_table_grows(size):
+    rng = np.random.default_rng(size)
+    tokens = rng.permutation(2 * size)[:size]
+    sequences = [[1, 2, token, token % 7] for token in tokens.tolist()] * 2
+    rng.shuffle(sequences)
+    forest = TokenForest.from_sequences(sequences)
+    assert_equal(forest, reference_forest(sequences))
+    assert forest.num_nodes == size + 1
+
+
+HUNDRED_THOUSAND = 100_000
+
+
+@pytest.mark.parametrize("order", ["up", "down", "shuffled"])
+@pytest.mark.parametrize("shape", ["identical", "prefixes", "star", "comb", "nothing shared", "binary"])
+def test_adversarial_shapes_of_100_000_sequences(shape, order):
+    rng = np.random.default_rng(0)
+    trunk = rng.integers(0, 1000, 60).astype(np.int32)
+    place = np.arange(HUNDRED_THOUSAND)
+    if shape == "identical":
+        sequences = [trunk] * HUNDRED_THOUSAND
+    elif shape == "prefixes":
+        sequences = [trunk[: 1 + at % 60] for at in place]
+    elif shape == "star":
+        sequences = [np.append(trunk, [1000 + at, at % 3]).astype(np.int32) for at in place]
+    elif shape == "comb":
+        sequences = [np.append(trunk[: 1 + at % 60], 1000 + at // 60 % 4).astype(np.int32) for at in place]
+    elif shape == "nothing shared":
+        sequences = [np.array([at, 1, 2, 3], np.int32) for at in place]
+    else:
+        sequences = list((place[:, None] >> np.arange(17)[None] & 1).astype(np.int32))
+    if order == "down":
+        sequences = sequences[::-1]
+    elif order == "shuffled":
+        sequences = [sequences[at] for at in rng.permutation(HUNDRED_THOUSAND)]
+    forest = TokenForest.from_sequences(sequences)
+    assert_equal(forest, TokenForest.from_sequences(sequences, sequences))
+    expected = {
+        "identical": (1, 60),
+        "prefixes": (1, 60),
+        "star": (1 + HUNDRED_THOUSAND, 60 + 2 * HUNDRED_THOUSAND),
+        "comb": (60 + 60 * 4, 60 + 60 * 4),
+        "nothing shared": (HUNDRED_THOUSAND, 4 * HUNDRED_THOUSAND),
+        "binary": (forest.num_nodes, sum(len(np.unique(place & (2**bits - 1))) for bits in range(1, 18))),
+    }[shape]
+    assert forest.logical_tokens == sum(map(len, sequences))
+    assert (forest.num_nodes, forest.num_tokens) == expected
+    assert forest.num_source_targets == forest.logical_tokens - HUNDRED_THOUSAND
+    if shape == "prefixes":
+        passing = [sum(1 + at % 60 > depth for at in range(60)) * (HUNDRED_THOUSAND // 60) for depth in range(60)]
+        beyond = [sum(1 + at % 60 > depth for at in range(HUNDRED_THOUSAND % 60)) for depth in range(60)]
+        assert forest.target_count.tolist() == [0, *np.add(passing, beyond)[1:].tolist()]
+
+
+def test_a_long_chain_of_tree_nodes():
+    """A tree cut after each token, merged with the same written as one node, in both orders."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 5, 20_000).astype(np.int32)
+    count = np.ones(20_000, np.uint16)
+    cut = TokenTree(ids, count, np.ones(20_000, np.int32), np.arange(-1, 19_999), 20_000)
+    whole = TokenTree(ids, count, np.array([20_000]), np.array([-1]), 20_000)
+    for trees in ([cut, whole], [whole, cut], [cut, cut]):
+        forest = TokenForest.from_trees(trees)
+        assert forest.tokens.tolist() == ids.tolist() and forest.num_nodes == 1
+        assert forest.target_count.tolist() == [0] + [2] * 19_999
 
 
 def test_a_long_chain_of_branches_does_not_recurse():
@@ -117,3 +380,123 @@ def test_bad_sequences_are_named(sequences, labels, message):
 def test_bad_trees_are_named(tree, message):
     with pytest.raises(ValueError, match=message):
         TokenForest.from_trees([tree])
+
+
+# Arrays
+
+
+def test_several_arrays_are_seen_as_one_without_a_copy():
+    arrays = [np.arange(5, dtype=np.int32) + 10 * at for at in range(4)]
+    arrays[2] = arrays[2][:0]
+    view, first = one_view(arrays)
+    for array, at in zip(arrays, first.tolist(), strict=True):
+        assert view[at : at + len(array)].tolist() == array.tolist()
+        assert not len(array) or np.shares_memory(view[at : at + len(array)], array)
+    assert not view.flags.writeable
+
+
+def test_arrays_may_be_read_only_and_mapped(tmp_path):
+    tokens, offsets = flat([[1, 2, 3], [1, 2, 4], [5]])
+    np.save(tmp_path / "tokens.npy", tokens)
+    mapped = np.load(tmp_path / "tokens.npy", mmap_mode="r")
+    expected = TokenForest.from_sequences([[1, 2, 3], [1, 2, 4], [5]])
+    assert_equal(TokenForest.from_arrays(mapped, offsets), expected)
+    assert_equal(TokenForest.from_sequences([mapped[:3], mapped[3:6], mapped[6:]]), expected)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1, 9, 2, 9, 3], np.int32)[::2],
+        np.array([1, 2, 3], ">i4"),
+        np.frombuffer(b"x" + np.array([1, 2, 3], np.int32).tobytes(), np.int32, offset=1),
+        np.array([1, 2, 3], np.uint8),
+        (1, 2, 3),
+    ],
+)
+def test_sequences_of_any_kind_of_integers(array):
+    forest = TokenForest.from_sequences([array, [1, 2]], [array, array[:2]])
+    assert forest.tokens.tolist() == [1, 2, 3] and forest.target_count.tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2, 3, -4], [0, 2, 4]), "Sequence 1: token id -4 at position 1 is outside"),
+        ((np.array([1, 2, 2**31]), [0, 2, 3]), "Sequence 1: token id 2147483648 at position 0 is outside"),
+        ((np.array([1.0, 2.0]), [0, 2]), "Sequence 0: token ids must be a flat list of integers"),
+        (([1, 2, 3], [0, 2, 3], [1, 2, 4]), "Sequence 1: label 4 at position 0 differs from its token 3"),
+        (([1, 2, 3], [0, 2, 3], np.array([1, 2, 2**32 + 3])), "Sequence 1: label 4294967299 at position 0 differs"),
+        (([1, 2, 3], [0, 2, 3], None, [1, -1]), "Sequence 1: weight is -1.0"),
+        (([1, 2, 3], [0, 2, 3], None, [1]), "Sequence 1: no weight"),
+        (([1, 2, 3], [0, 2, 3], None, [1, 1, 1]), "more weights than sequences"),
+        (([1, 2, 3], [0, 2, 4]), "Chunk 0: offsets must ascend from at least 0 to at most 3"),
+        (([1, 2, 3], [0, 2, 1, 3]), "Chunk 0: offsets must ascend .* at 1 from 2 down to 1"),
+        (([1, 2, 3], [-1, 3]), "Chunk 0: offsets must ascend from at least 0"),
+        (([1, 2, 3], []), "Chunk 0: offsets must be a flat array of at least one integer"),
+    ],
+)
+def test_bad_arrays_are_named(arguments, message):
+    tokens, offsets, *others = arguments
+    tokens = tokens if isinstance(tokens, np.ndarray) else np.array(tokens, np.int32)
+    if others and isinstance(others[0], list):
+        others[0] = np.array(others[0], np.int32)
+    with pytest.raises(ValueError, match=message):
+        TokenForest.from_arrays(tokens, np.array(offsets, None if offsets else np.float64), *others)
+
+
+def test_labels_of_arrays_must_be_of_the_same_sequences():
+    tokens, offsets = flat([[1, 2], [3]])
+    with pytest.raises(ValueError, match="Sequence 0: 2 tokens but 1 labels"):
+        TokenForest.from_arrays(tokens, offsets, tokens, label_offsets=np.array([0, 1, 3]))
+    with pytest.raises(ValueError, match="labels of 1 sequences and tokens of 2"):
+        TokenForest.from_arrays(tokens, offsets, tokens, label_offsets=np.array([0, 3]))
+    with pytest.raises(ValueError, match="2 chunks but offsets of 1"):
+        TokenForest.from_arrays([tokens, tokens], offsets)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "labels", "weights", "message"),
+    [
+        ([[1], [-2], [1.5]], None, None, "Sequence 1: token id -2"),
+        ([[1, 2], [1, 3], [4, 5]], [[1, 2], [1, 2], [4]], None, "Sequence 1: label 2"),
+        ([[1, 2], [1, 3], [-4, 5]], [[1, 2], [1, 2], [4]], None, "Sequence 1: label 2"),
+        ([[1, 2], [-1, 3]], [[1, 2], [1]], None, "Sequence 1: token id -1"),
+        ([[1], [2], [-3]], None, [1, -1, 1], "Sequence 1: weight is -1.0"),
+        ([[1], [-2], [3]], None, [1, 1], "Sequence 1: token id -2"),
+        ([[1], [-2]], None, [1, 1, 1], "Sequence 1: token id -2"),
+    ],
+)
+def test_of_several_errors_the_first_is_named(sequences, labels, weights, message):
+    arrays = [
+        np.array(sequence, np.int32 if all(isinstance(t, int) for t in sequence) else None) for sequence in sequences
+    ]
+    marks = None if labels is None else [np.array(row, np.int32) for row in labels]
+    with pytest.raises(ValueError, match=message):
+        TokenForest.from_sequences(arrays, marks, weights)
+
+
+def test_errors_of_trees_count_all_trees():
+    good = TokenTree(np.array([1, 2], np.int32), np.array([0, 1]), np.array([1, 1]), np.array([-1, 0]), 2)
+    bad = {
+        "Sequence {}: token id -2 at position 1": {"input_ids": np.array([1, -2], np.int32)},
+        "Token tree {}: node 1 hangs from token 1": {"node_parent": np.array([-1, 1])},
+        "Token tree {}: node 1 hangs from token -2": {"node_parent": np.array([-1, -2])},
+        "Token tree {}: node 1 has -1 tokens": {"node_length": np.array([3, -1])},
+        "Token tree {}: 2 input_ids, 1 target_count": {"target_count": np.array([1])},
+    }
+    for message, change in bad.items():
+        for at in (0, 1, TREES_AT_ONCE - 1, TREES_AT_ONCE, TREES_AT_ONCE + 1):
+            trees = [good] * at + [replace(good, **change), replace(good, target_count=np.array([1]))]
+            with pytest.raises(ValueError, match=message.format(at)):
+                TokenForest.from_trees(trees)
+
+
+def test_trees_are_read_in_parts():
+    tree = TokenTree(np.array([1, 2]), np.array([0, 1]), np.array([1, 1]), np.array([-1, 0]), 2)
+    parts = read_trees(iter([tree] * (2 * TREES_AT_ONCE + 1))).parts
+    assert [len(part.ids) for part in parts] == [2048, 2048, 2]
+    forest = TokenForest.from_trees([tree] * (2 * TREES_AT_ONCE + 1))
+    assert (
+        forest.target_count.tolist() == [0, 2 * TREES_AT_ONCE + 1] and forest.logical_tokens == 4 * TREES_AT_ONCE + 2
+    )

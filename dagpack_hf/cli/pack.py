@@ -69,6 +69,27 @@ def add_parser(commands: Any) -> None:
         "on the unpacked data (default: once)",
     )
     parser.add_argument(
+        "--strategy",
+        choices=["best", "dfs"],
+        default="best",
+        help="how windows are filled: the best of several packings, or depth first until a window is full "
+        "(default: best)",
+    )
+    parser.add_argument(
+        "--effort",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="time to search for fewer windows than the first packing has (default: 0)",
+    )
+    parser.add_argument(
+        "--bucket-size",
+        type=positive,
+        metavar="N",
+        help="pack within shuffled groups of N conversations, for windows that are less alike; costs sharing "
+        "(default: all together)",
+    )
+    parser.add_argument(
         "--overflow",
         choices=["error", "truncate", "drop"],
         default="error",
@@ -106,6 +127,9 @@ def run(options: argparse.Namespace) -> int:
             options.max_length,
             loss_weighting=options.loss_weighting,
             overflow=options.overflow,
+            strategy=options.strategy,
+            effort=options.effort,
+            bucket_size=options.bucket_size,
             seed=options.seed,
             progress=progress,
         )

@@ -1,0 +1,321 @@
+"""Windows as rows: which window trains which segment, the positions of each window, and the way back.
+
+Cost: a walk over the segments of each window, and 20 bytes written for each position in loops that the compiler
+vectorises (hence the unsigned numbers). Scratch memory: 16 bytes per segment of the forest, 96 per segment of the
+window that has the most.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dagpack_hf.kernels import inlined, kernel
+from dagpack_hf.kernels.preorder import link_children, next_in_preorder
+
+IGNORE_INDEX = np.int32(-100)
+
+ONCE, PATHS, ONCE_WEIGHTED, PATHS_WEIGHTED = range(4)
+"""Weight of a target: 1; its count; its mean weight; its weight."""
+
+CONTEXT = -2
+"""Instead of a target: another window trains the segment."""
+
+
+@kernel
+def measure_windows(parent, length, leaf, offset):
+    """Size of each window, and which window trains each segment.
+
+    Args:
+        parent: `int64[M]`, parent segment, -1 for a root.
+        length: `int64[M]`, tokens of each segment.
+        leaf: `int64[L]`, leaf segments, window by window.
+        offset: `int64[W + 1]`, first leaf of each window.
+
+    Returns:
+        `int64[W]`, positions of each window; `int64[M]`, the first window that holds each segment, -1 for none; and
+        how many segments the window with the most of them has.
+    """
+    size = np.zeros(len(offset) - 1, np.int64)
+    trainer = np.full(len(parent), -1, np.int64)
+    seen_in = np.full(len(parent), -1, np.int64)
+    most = 0
+    for window in range(len(size)):
+        held = 0
+        for at in range(offset[window], offset[window + 1]):
+            segment = leaf[at]
+            while segment >= 0 and seen_in[segment] != window:
+                seen_in[segment] = window
+                if trainer[segment] < 0:
+                    trainer[segment] = window
+                size[window] += length[segment]
+                held += 1
+                segment = parent[segment]
+        most = max(most, held)
+    return size, trainer, most
+
+
+@inlined
+def reverse(values, begin, end):
+    """Reverse `values[begin:end]` in place."""
+    end -= 1
+    while begin < end:
+        values[begin], values[end] = values[end], values[begin]
+        begin += 1
+        end -= 1
+
+
+@kernel
+def collect_segments(leaves, parent, slot, own, above):
+    """Segments of the root paths of leaves in preorder, and the parent of each as an index among them.
+
+    What a leaf adds to the paths before it comes after them in preorder, so each path is appended, top down.
+
+    Args:
+        leaves: `int64[l]`, in preorder.
+        parent: `int64[M]`, parent segment.
+        slot: `int64[M]`, all -1; on return the index of each segment that was found.
+        own: on return the segments.
+        above: on return the index of each one's parent, -1 for a root.
+
+    Returns:
+        Number of segments.
+    """
+    count = 0
+    for leaf in leaves:
+        begin = count
+        segment = leaf
+        while segment >= 0 and slot[segment] < 0:
+            slot[segment] = 0
+            own[count] = segment
+            count += 1
+            segment = parent[segment]
+        reverse(own, begin, count)
+        hangs_from = slot[segment] if segment >= 0 else -1
+        for index in range(begin, count):
+            slot[own[index]] = index
+            above[index] = hangs_from
+            hangs_from = index
+    return count
+
+
+@kernel
+def order_segments(window, own, above, child, sibling, weight, segments, trainer, spans, ends, targets):
+    """Lay out the segments of a window, heavy child first; those without tokens are left out.
+
+    Args:
+        window: the window.
+        own: its segments in preorder.
+        above: index of each one's parent, -1 for a root.
+        child: as in `link_children`.
+        sibling: as in `link_children`.
+        weight: tokens of each one's subtree in this window.
+        segments: as in `write_windows`.
+        trainer: as in `write_windows`.
+        spans: `uint64[4, n]`; on return first position, length, first token and depth of each segment.
+        ends: `int64[n]`; on return one past the last position of each segment's subtree.
+        targets: `int64[n]`; on return the target of each segment's last position, -1 for none, `CONTEXT` if another
+            window trains the segment.
+
+    Returns:
+        Number of segments.
+    """
+    _, start, length, depth, target = segments
+    at = count = 0
+    index = child[len(child) - 1]
+    while index >= 0:
+        segment = own[index]
+        if length[segment] > 0:
+            spans[0, count] = at
+            spans[1, count] = length[segment]
+            spans[2, count] = start[segment]
+            spans[3, count] = depth[segment]
+            ends[count] = at + weight[index]
+            targets[count] = target[segment] if trainer[segment] == window else CONTEXT
+            at += length[segment]
+            count += 1
+        index = next_in_preorder(index, above, child, sibling)
+    return count
+
+
+@kernel
+def write_tokens(spans, tokens, input_ids):
+    """Copy the tokens of each segment."""
+    for index in range(spans.shape[1]):
+        at, token = spans[0, index], spans[2, index]
+        for i in range(spans[1, index]):
+            input_ids[at + i] = tokens[token + i]
+
+
+@kernel
+def write_depths(spans, position_ids):
+    """Number the positions of each segment by depth."""
+    for index in range(spans.shape[1]):
+        at, depth = spans[0, index], spans[3, index]
+        for i in range(spans[1, index]):
+            position_ids[at + i] = np.int32(depth + i)
+
+
+@kernel
+def write_ends(spans, ends, subtree_end):
+    """Write the end of each segment's subtree at all of its positions."""
+    for index in range(spans.shape[1]):
+        at, end = spans[0, index], np.int32(ends[index])
+        for i in range(spans[1, index]):
+            subtree_end[at + i] = end
+
+
+@inlined
+def target_weights(mode, at, length, token, target_count, target_weight, loss_weight):
+    """Weights of the targets `token, token + 1 ...` at the positions `at, at + 1 ...`."""
+    if mode == ONCE:
+        for i in range(length):
+            loss_weight[at + i] = np.float32(target_count[token + i] > 0)
+    elif mode == PATHS:
+        for i in range(length):
+            loss_weight[at + i] = np.float32(target_count[token + i])
+    elif mode == ONCE_WEIGHTED:
+        for i in range(length):
+            count = np.float64(max(target_count[token + i], np.int32(1)))
+            loss_weight[at + i] = np.float32(target_weight[token + i] / count)
+    else:
+        for i in range(length):
+            loss_weight[at + i] = np.float32(target_weight[token + i])
+
+
+@kernel
+def write_weights(mode, spans, targets, target_count, target_weight, loss_weight):
+    """Write the weight of each position's target, 0 for none: of the next token, and of `targets` at the last."""
+    one = np.uint64(1)
+    for index in range(spans.shape[1]):
+        at, length, token = spans[0, index], spans[1, index], spans[2, index]
+        last = at + length - one
+        if targets[index] == CONTEXT:
+            for i in range(length):
+                loss_weight[at + i] = np.float32(0)
+            continue
+        target_weights(mode, at, length - one, token + one, target_count, target_weight, loss_weight)
+        loss_weight[last] = np.float32(0)
+        if targets[index] >= 0:
+            target = np.uint64(targets[index])
+            target_weights(mode, last, one, target, target_count, target_weight, loss_weight)
+
+
+@inlined
+def target_labels(at, length, token, tokens, path_weight, shift_labels):
+    """Labels of the targets `token, token + 1 ...` at the positions `at, at + 1 ...`."""
+    for i in range(length):
+        shift_labels[at + i] = tokens[token + i] if path_weight[token + i] > 0 else IGNORE_INDEX
+
+
+@kernel
+def write_labels(spans, targets, tokens, path_weight, shift_labels):
+    """Write the target of each position: the next token, and that of `targets` at the last, where it is trained."""
+    one = np.uint64(1)
+    for index in range(spans.shape[1]):
+        at, length, token = spans[0, index], spans[1, index], spans[2, index]
+        last = at + length - one
+        if targets[index] == CONTEXT:
+            for i in range(length):
+                shift_labels[at + i] = IGNORE_INDEX
+            continue
+        target_labels(at, length - one, token + one, tokens, path_weight, shift_labels)
+        shift_labels[last] = IGNORE_INDEX
+        if targets[index] >= 0:
+            target_labels(last, one, np.uint64(targets[index]), tokens, path_weight, shift_labels)
+
+
+@kernel
+def write_windows(which, begin, leaf, offset, mode, segments, trainer, most, slot, forest, columns):
+    """Write some windows as rows.
+
+    Args:
+        which: `int64[w]`, the windows to write.
+        begin: `int64[w + 1]`, where each begins and the last ends.
+        leaf: `int64[L]`, leaf segments, window by window.
+        offset: `int64[W + 1]`, first leaf of each window.
+        mode: one of the four weightings.
+        segments: `(parent, start, length, depth, target)`, `int64[M]` each.
+        trainer: `int64[M]`, the window that trains each segment.
+        most: segments of the window with the most of them.
+        slot: `int64[M]`, all -1, and left so.
+        forest: `(tokens, target_count, target_weight)`: `int32[U]`, `int32[U]` and `float64[U]`, which is empty if
+            there are no weights.
+        columns: the five vectors of the rows, in the order of `ROW_COLUMNS`.
+    """
+    parent, length = segments[0], segments[2]
+    tokens, target_count, target_weight = forest
+    input_ids, shift_labels, position_ids, subtree_end, loss_weight = columns
+    scratch = np.empty((8, most + 1), np.int64)
+    own, above, child, sibling = scratch[0], scratch[1], scratch[2], scratch[3]
+    tokens_of, weight, ends, targets = scratch[4], scratch[5], scratch[6], scratch[7]
+    spans = np.empty((4, most), np.uint64)
+    for row in range(len(which)):
+        window = which[row]
+        size = collect_segments(leaf[offset[window] : offset[window + 1]], parent, slot, own, above)
+        for index in range(size):
+            slot[own[index]] = -1
+            tokens_of[index] = length[own[index]]
+        link_children(size, above, tokens_of, weight, child, sibling)
+        count = order_segments(
+            window, own, above, child[: size + 1], sibling, weight, segments, trainer, spans, ends, targets
+        )
+        low, high = begin[row], begin[row + 1]
+        laid = spans[:, :count]
+        write_tokens(laid, tokens, input_ids[low:high])
+        write_depths(laid, position_ids[low:high])
+        write_ends(laid, ends, subtree_end[low:high])
+        write_weights(mode, laid, targets, target_count, target_weight, loss_weight[low:high])
+        if mode <= PATHS:
+            write_labels(laid, targets, tokens, target_count, shift_labels[low:high])
+        else:
+            write_labels(laid, targets, tokens, target_weight, shift_labels[low:high])
+
+
+@kernel
+def count_paths(offsets, subtree_end):
+    """Number of paths of all rows, and of their tokens. A position whose subtree is itself ends a path."""
+    longest = 0
+    for row in range(len(offsets) - 1):
+        longest = max(longest, offsets[row + 1] - offsets[row])
+    open_until = np.empty(longest, np.int64)
+    paths = total = 0
+    for row in range(len(offsets) - 1):
+        depth = 0
+        for position in range(offsets[row + 1] - offsets[row]):
+            end = subtree_end[offsets[row] + position]
+            while depth and open_until[depth - 1] <= position:
+                depth -= 1
+            open_until[depth] = end
+            depth += 1
+            if end == position + 1:
+                paths += 1
+                total += depth
+    return paths, total
+
+
+@kernel
+def write_paths(offsets, subtree_end, input_ids, paths, total):
+    """Token ids of every path of all rows, one after the other, and where each begins; arguments of `count_paths`."""
+    longest = 0
+    for row in range(len(offsets) - 1):
+        longest = max(longest, offsets[row + 1] - offsets[row])
+    open_until = np.empty(longest, np.int64)
+    open_token = np.empty(longest, np.int32)
+    begin = np.zeros(paths + 1, np.int64)
+    ids = np.empty(total, np.int32)
+    path = 0
+    for row in range(len(offsets) - 1):
+        depth = 0
+        for position in range(offsets[row + 1] - offsets[row]):
+            end = subtree_end[offsets[row] + position]
+            while depth and open_until[depth - 1] <= position:
+                depth -= 1
+            open_until[depth] = end
+            open_token[depth] = input_ids[offsets[row] + position]
+            depth += 1
+            if end == position + 1:
+                for above in range(depth):
+                    ids[begin[path] + above] = open_token[above]
+                begin[path + 1] = begin[path] + depth
+                path += 1
+    return ids, begin
