@@ -191,7 +191,7 @@ def lower_bound(forest: TokenForest, max_length: int) -> int:
     costs more. With `T` tokens in a window, and `end(v)` tokens from the root to the end of node `v`, at least `c(v)`
     windows hold node `v`, and at least `E(v)` positions are spent on `v` and what is below it:
 
-        c(v) = max(1, max c(child), a(v), ceil(sum E(child) / (T - end(v))))
+        c(v) = max(1, a(v), ceil(sum E(child) / (T - end(v))))
         E(v) = length(v) * c(v) + sum E(child)
 
     The last term of `c`: what is below `v` is only in windows that hold `v`, and in each there is room for
@@ -200,7 +200,8 @@ def lower_bound(forest: TokenForest, max_length: int) -> int:
     more than `T` if each is longer than `(T + end(u)) / 2`. The set of `u` is made of those of its children: the whole
     set of a child if it has two members or more, for these are longer than `(T + end(w)) / 2` with a node `w` below
     `u`, where `end` is larger; else the child's longest leaf, if that is longer than `(T + end(u)) / 2`. So any two
-    members conflict where they part. A leaf's set is the leaf.
+    members conflict where they part. A leaf's set is the leaf. That `c(v)` is at least the `c` of each child follows:
+    from `sum E > (k - 1) * (T - end)` at a child with `c = k` the same comes at `v`, and `a` does not fall either.
 
     All trees hang from a virtual root with `end = 0`; its `c` is the bound.
 

@@ -20,18 +20,14 @@ def certificate(end, shared, max_length):
         Windows and positions.
     """
     leaves = len(end)
-    # the nodes on the path to the last leaf, the virtual root first
-    tokens, spent, copies = (
-        np.zeros(leaves + 1, np.int64),
-        np.zeros(leaves + 1, np.int64),
-        np.ones(leaves + 1, np.int64),
-    )
+    # of the nodes on the path to the last leaf, the virtual root first
+    tokens, spent = np.zeros(leaves + 1, np.int64), np.zeros(leaves + 1, np.int64)
     longest, clique = np.zeros(leaves + 1, np.int64), np.zeros(leaves + 1, np.int64)
     top = 0
     for leaf in range(leaves + 1):
         cut = shared[leaf] if leaf < leaves else 0
         while tokens[top] > cut:
-            held = max(copies[top], clique[top], -(-spent[top] // max(max_length - tokens[top], 1)))
+            held = max(1, clique[top], -(-spent[top] // max(max_length - tokens[top], 1)))
             if tokens[top - 1] < cut:
                 above, begin = top, cut
             else:
@@ -41,15 +37,14 @@ def certificate(end, shared, max_length):
             if members == 1 and 2 * longest[top] <= max_length + begin:
                 members = 0
             if above == top:  # the branch point at `cut` is new: it takes the place of its first child
-                tokens[top], spent[top], copies[top], clique[top] = cut, below, held, members
+                tokens[top], spent[top], clique[top] = cut, below, members
             else:
                 spent[above] += below
-                copies[above] = max(copies[above], held)
                 longest[above] = max(longest[above], longest[top])
                 clique[above] += members
                 top = above
         if leaf < leaves:
             top += 1
-            tokens[top], spent[top], copies[top], clique[top], longest[top] = end[leaf], 0, 1, 1, end[leaf]
-    windows = max(copies[0], clique[0], -(-spent[0] // max_length)) if leaves else 0
+            tokens[top], spent[top], clique[top], longest[top] = end[leaf], 0, 1, end[leaf]
+    windows = max(1, clique[0], -(-spent[0] // max_length)) if leaves else 0
     return windows, spent[0]
