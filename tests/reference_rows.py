@@ -16,26 +16,7 @@ from dagpack_hf.overflow import Overflow
 from dagpack_hf.pack import Windows
 from dagpack_hf.segments import Segments
 from dagpack_hf.trie import IGNORE_INDEX, FloatArray, IntArray, TokenForest, join_tally, split_tally
-
-
-def preorder(
-    parent: npt.NDArray[np.int64], key: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Preorder of the nodes, children by ascending key, and the number of children of each node."""
-    size = len(parent)
-    by_parent = np.lexsort((key, parent))
-    bounds = np.searchsorted(parent[by_parent], np.arange(-1, size + 1))
-    children = by_parent.tolist()
-    order: list[int] = []
-    stack = children[: bounds[1]][::-1]
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        low, high = bounds[node + 1], bounds[node + 2]
-        if high > low:
-            stack.extend(children[low:high][::-1])
-    return np.array(order, np.int64), np.diff(bounds[1:])
-
+from tests.reference_trie import preorder
 
 # Segments
 
