@@ -20,7 +20,8 @@ from dagpack_hf.kernels.buckets import first_visitors
 from dagpack_hf.kernels.rows import collect_segments
 from dagpack_hf.pack import Windows, pack_windows
 from dagpack_hf.segments import Segments
-from dagpack_hf.spans import SequenceSpans, TreeSpans
+from dagpack_hf.spans import SequenceSpans
+from dagpack_hf.token_trees import TreeSpans
 from dagpack_hf.trie import TokenForest
 
 LongArray = npt.NDArray[np.int64]

@@ -41,7 +41,8 @@ from dagpack_hf.pack import STRATEGIES, Windows, lower_bound, pack_windows
 from dagpack_hf.pack_report import PackReport, StreamReport, add_reports
 from dagpack_hf.row_cache import cached_rows
 from dagpack_hf.segments import Segments, build_segments
-from dagpack_hf.spans import read_arrays, read_trees
+from dagpack_hf.spans import read_arrays
+from dagpack_hf.token_trees import read_trees
 from dagpack_hf.trie import IGNORE_INDEX, TokenForest
 
 __all__ = [

@@ -1,41 +1,36 @@
-"""What the trie is grown from: sequences and token trees as spans of flat arrays, checked.
+"""What the trie is grown from: token sequences as spans of flat arrays, checked.
 
 Design. Arrays are taken where they are. Several of them, such as the chunks of an Arrow column, are seen as one
 through a view that begins at the lowest address and reaches over all of them (`one_view`); only places that belong to
-one are ever read. Of token trees the columns are put together, which is a copy of their distinct tokens.
+one are ever read.
 
 What costs nothing to check is checked at once; what has to be read token by token (ids below 0, labels that differ
 from their token) is noticed by the kernels, which read it anyway. Either way there is one wording: the input is gone
 through one by one, and the first that is wrong is named.
 
-Cost: 0 bytes per token of int32 sequences in arrays, 4 where they are int64 or lists, 8 to 16 of trees; 16 bytes per
-sequence, 64 per node of a tree.
+Cost: 0 bytes per token of int32 sequences in arrays, 4 where they are int64 or lists; 16 bytes per sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from dagpack_hf.trie import TokenTree
-
 IGNORE_INDEX = -100
 """Label of a token that is not a target, as in PyTorch's cross entropy."""
-
-TREES_AT_ONCE = 1024
-"""Trees whose columns are checked and put together at once."""
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 TokenSequence = Sequence[int] | npt.NDArray[np.integer]
 Chunks = npt.NDArray[np.integer] | Sequence[npt.NDArray[np.integer]]
+
+MORE_WEIGHTS = "There are more weights than sequences; weights must have one number for each sequence."
 
 
 @dataclass(frozen=True)
@@ -94,48 +89,6 @@ class SequenceSpans:
             raise ValueError(_no_weight(len(self.weights)))
         if len(self.weights) > len(self.ids):
             raise ValueError(MORE_WEIGHTS)
-
-
-@dataclass(frozen=True)
-class TreeColumns:
-    """The columns of some token trees, put together. The arrays are read-only.
-
-    Args:
-        ids: `int32[total]`, tokens of their nodes.
-        counts: `int32[total]`, target counts.
-        weights: `float64[total]`, target weights; `None` if none of the trees has any.
-        begin: `int64[n]`, first token of each node.
-        end: `int64[n]`, one past its last token.
-        owner: `int64[n]`, the node that each hangs from, -1 for a root.
-        hangs_from: `int64[n]`, the token it hangs from, -1 for a root.
-        logical_tokens: of these trees.
-    """
-
-    ids: IntArray
-    counts: IntArray
-    weights: FloatArray | None
-    begin: LongArray
-    end: LongArray
-    owner: LongArray
-    hangs_from: LongArray
-    logical_tokens: int
-
-
-@dataclass(frozen=True)
-class TreeSpans:
-    """The nodes of token trees. The arrays are read-only.
-
-    Args:
-        ids: tokens of the nodes.
-        owner: `int64[n]`, the node that each hangs from, -1 for a root.
-        hangs_from: `int64[n]`, the token it hangs from, -1 for a root.
-        parts: the columns that the trees came in, for their counts and weights.
-    """
-
-    ids: Spans
-    owner: LongArray
-    hangs_from: LongArray
-    parts: Sequence[TreeColumns]
 
 
 def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -294,14 +247,15 @@ def _int32(
     """The part of a chunk that `offsets` cover, as int32; `first` is the number of its first sequence."""
     part = np.asarray(chunk)[offsets[0] : offsets[-1]]
     limits = np.iinfo(np.int32)
-    if part.ndim == 1 and part.dtype.kind in "iu" and (not part.size or _within(part, limits.min, limits.max)):
+    if part.ndim == 1 and part.dtype.kind in "iu" and (not part.size or within(part, limits.min, limits.max)):
         return np.require(part, np.int32, ["C", "A"])
     bounds = (offsets - offsets[0]).tolist()
     pieces = [convert(part[low:high], first + at) for at, (low, high) in enumerate(pairwise(bounds))]
     return np.concatenate([np.zeros(0, np.int32), *pieces])
 
 
-def _within(array: npt.NDArray[np.integer], low: int, high: int) -> bool:
+def within(array: npt.NDArray[np.integer], low: int, high: int) -> bool:
+    """Whether all values are between two bounds, these included."""
     return int(array.min()) >= low and int(array.max()) <= high
 
 
@@ -321,148 +275,6 @@ def _aligned_labels(ids: IntArray, labels: Any, index: int) -> IntArray:
 
 
 # Token trees
-
-
-def read_trees(trees: Iterable[TokenTree]) -> TreeSpans:
-    """Nodes of token trees; see `TokenForest.from_trees`."""
-    iterator = iter(trees)
-    parts: list[TreeColumns] = []
-    count = 0
-    while batch := list(islice(iterator, TREES_AT_ONCE)):
-        parts.append(_read_columns(batch, count))
-        count += len(batch)
-    view, first = one_view([part.ids for part in parts])
-    nodes = np.cumsum([0, *(len(part.begin) for part in parts)])[:-1]
-
-    def shifted(name: str, shift: LongArray) -> LongArray:
-        columns = [getattr(part, name) for part in parts]
-        return _joined([np.where(c < 0, -1, c + by) for c, by in zip(columns, shift.tolist(), strict=True)], np.int64)
-
-    ids = Spans(view, shifted("begin", first), shifted("end", first), [part.ids for part in parts])
-    return TreeSpans(ids, shifted("owner", nodes), shifted("hangs_from", first), parts)
-
-
-def _read_columns(trees: list[TokenTree], first: int) -> TreeColumns:
-    """Put the columns of trees together; `first` is the number of the first tree."""
-    columns = _join_columns(trees)
-    if columns is None:
-        for index, tree in enumerate(trees, start=first):
-            _check_tree(tree, index)
-        raise AssertionError("a tree was refused and then found right")
-    return columns
-
-
-def _join_columns(trees: list[TokenTree]) -> TreeColumns | None:
-    """Put the columns of trees together, unless one of them is wrong."""
-    size = np.array([(len(t.input_ids), len(t.target_count), len(t.node_length), len(t.node_parent)) for t in trees])
-    token = np.concatenate([[0], np.cumsum(size[:, 0])])
-    node = np.concatenate([[0], np.cumsum(size[:, 2])])
-    ids = _tree_ids(trees)
-    length = _joined([tree.node_length for tree in trees], np.int64)
-    hangs_from = _joined([tree.node_parent for tree in trees], np.int64)
-    before = np.concatenate([[0], np.cumsum(length)])
-    if (
-        ids is None
-        or not np.array_equal(size[:, 0], size[:, 1])
-        or not np.array_equal(size[:, 2], size[:, 3])
-        or not np.array_equal(before[node], token)
-        or length.min(initial=0) < 0
-    ):
-        return None
-    token_above = np.where(hangs_from < 0, hangs_from, hangs_from + np.repeat(token[:-1], size[:, 2]))
-    if hangs_from.min(initial=-1) < -1 or np.any(token_above >= before[:-1]):
-        return None
-    counts = _joined([tree.target_count for tree in trees], np.int32)
-    weights = None
-    if any(tree.target_weight is not None for tree in trees):
-        given = [tree.target_count if tree.target_weight is None else tree.target_weight for tree in trees]
-        if any(len(each) != size[at, 0] for at, each in enumerate(given)):
-            return None
-        weights = _joined(given, np.float64)
-        weighed = np.repeat([tree.target_weight is not None for tree in trees], size[:, 0])
-        rounded = _rounded(weights)
-        if np.any(weighed & ~(are_weights(weights) & ((rounded == 0) | (counts != 0)))):
-            return None
-        weights = np.where(weighed, rounded, weights)
-    return TreeColumns(
-        ids=ids,
-        counts=counts,
-        weights=None if weights is None else read_only(weights),
-        begin=read_only(before[:-1]),
-        end=read_only(before[1:]),
-        owner=read_only(np.where(token_above < 0, -1, np.searchsorted(before[:-1], token_above, side="right") - 1)),
-        hangs_from=read_only(token_above),
-        logical_tokens=sum(int(tree.logical_tokens) for tree in trees),
-    )
-
-
-def _tree_ids(trees: list[TokenTree]) -> IntArray | None:
-    """Ids of all trees, unless there is one that is none."""
-    arrays = [np.asarray(tree.input_ids) for tree in trees]
-    limit = np.iinfo(np.int32).max
-    for at, array in enumerate(arrays):
-        if array.dtype == np.int32 and array.ndim == 1:
-            continue
-        if array.ndim != 1 or (array.size and not (array.dtype.kind in "iu" and _within(array, 0, limit))):
-            return None
-        arrays[at] = array.astype(np.int32)
-    ids = _joined(arrays, np.int32)
-    return ids if ids.min(initial=0) >= 0 else None
-
-
-def _joined(arrays: Iterable[Any], dtype: type) -> npt.NDArray[Any]:
-    pieces = [np.zeros(0, dtype), *arrays]
-    return read_only(np.concatenate(pieces, dtype=dtype, casting="unsafe"))
-
-
-def _check_tree(tree: TokenTree, index: int) -> None:
-    """Raise if a tree is wrong."""
-    ids = token_array(tree.input_ids, index)
-    count = np.asarray(tree.target_count)
-    length = np.asarray(tree.node_length, np.int64)
-    hangs_from = np.asarray(tree.node_parent, np.int64)
-    offset = np.concatenate([[0], np.cumsum(length)])
-    if len(count) != len(ids) or len(length) != len(hangs_from) or offset[-1] != len(ids):
-        raise ValueError(
-            f"Token tree {index}: {len(ids)} input_ids, {len(count)} target_count, node_length summing to "
-            f"{offset[-1]} over {len(length)} nodes and {len(hangs_from)} node_parent contradict each other. "
-            "Build token trees with `tokenize_conversations`."
-        )
-    if length.min(initial=0) < 0:
-        node = int(length.argmin())
-        raise ValueError(
-            f"Token tree {index}: node {node} has {length[node]} tokens; node_length must not be below 0."
-        )
-    misplaced = (hangs_from >= offset[:-1]) | (hangs_from < -1)
-    if misplaced.any():
-        node = int(misplaced.argmax())
-        raise ValueError(
-            f"Token tree {index}: node {node} hangs from token {hangs_from[node]}, which does not come before its own "
-            f"tokens (they begin at {offset[node]}). Parents must come before children."
-        )
-    if tree.target_weight is not None:
-        _check_tree_weight(tree.target_weight, count, index)
-
-
-def _check_tree_weight(weight: npt.NDArray[np.floating], count: npt.NDArray[np.integer], index: int) -> None:
-    if len(weight) != len(count):
-        raise ValueError(
-            f"Token tree {index}: {len(count)} target_count and {len(weight)} target_weight contradict each other. "
-            "Give each token a weight (0 where it is no target), or leave target_weight out."
-        )
-    weight = weight_array(weight, f"Token tree {index}: target_weight")
-    without_target = (weight > 0) & (count == 0)
-    if without_target.any():
-        at = int(without_target.argmax())
-        raise ValueError(
-            f"Token tree {index}: token {at} has target_weight {weight[at]}, but its target_count is 0. A weight is "
-            "the sum over the sequences that have the token as a target, so it must be 0 where there are none."
-        )
-
-
-# What one sequence or tree may hold
-
-MORE_WEIGHTS = "There are more weights than sequences; weights must have one number for each sequence."
 
 
 def _no_weight(index: int) -> str:
@@ -499,14 +311,15 @@ def label_array(ids: IntArray, labels: TokenSequence | None, index: int) -> IntA
     return np.require(array, np.int32, ["C", "A"])
 
 
-def _rounded(given: FloatArray) -> npt.NDArray[np.float32]:
+def rounded(given: FloatArray) -> npt.NDArray[np.float32]:
+    """Weights as they are kept; what is too large becomes infinite."""
     with np.errstate(over="ignore"):
         return given.astype(np.float32)
 
 
 def are_weights(given: FloatArray) -> npt.NDArray[np.bool_]:
     """Whether each is a float32 that is finite and at least 0."""
-    array = _rounded(given)
+    array = rounded(given)
     return np.isfinite(array) & (array >= 0)
 
 
@@ -521,4 +334,4 @@ def weight_array(weight: npt.ArrayLike, owner: str) -> npt.NDArray[np.float32]:
             f"{owner}{place} is {given[at]}. A weight must be a finite float32 of at least 0; give 0 to what should "
             "not count."
         )
-    return _rounded(given)
+    return rounded(given)

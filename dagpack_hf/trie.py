@@ -40,12 +40,12 @@ from dagpack_hf.spans import (
     SequenceSpans,
     Spans,
     TokenSequence,
-    TreeSpans,
     read_arrays,
     read_only,
     read_sequences,
-    read_trees,
 )
+from dagpack_hf.token_trees import TokenTree as TokenTree
+from dagpack_hf.token_trees import TreeSpans, read_trees
 
 PATIENCE = 4096
 """Steps from branch to branch after which the sequences are inserted anew, the longest first, if there is more than
@@ -54,28 +54,6 @@ one step for each 16 tokens."""
 NEVER = 2**62
 NONE = read_only(np.zeros(0, np.int64))
 NO_WEIGHTS = read_only(np.zeros(0, np.float64))
-
-
-@dataclass(frozen=True)
-class TokenTree:
-    """The tokens of one conversation or session, as a tree of stretches. A plain sequence is a tree of one node.
-
-    Args:
-        input_ids: `int32[n]`, the new tokens of all nodes, parents before children.
-        target_count: `[n]`, how many of the tree's sequences have this token as a target; 0 for context.
-        node_length: `[m]`, tokens of each node; they sum to `n`.
-        node_parent: `[m]`, index in `input_ids` of the token the node hangs from, -1 for a root.
-        logical_tokens: what the same sequences cost when each is written out on its own.
-        target_weight: `float32[n]`, for each token the sum of the weights of the sequences that have it as a target, 0
-            where there are none. `None`: every sequence weighs 1, so the weight is the count.
-    """
-
-    input_ids: npt.NDArray[np.integer]
-    target_count: npt.NDArray[np.integer]
-    node_length: npt.NDArray[np.integer]
-    node_parent: npt.NDArray[np.integer]
-    logical_tokens: int
-    target_weight: npt.NDArray[np.floating] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dagpack_hf import TokenForest, TokenTree
 from dagpack_hf.kernels.radix import GROWN, HOPPY, common_prefix, fingerprint, grow
-from dagpack_hf.spans import TREES_AT_ONCE, one_view, read_only, read_trees
+from dagpack_hf.spans import one_view, read_only
+from dagpack_hf.token_trees import TREES_AT_ONCE, read_trees
 from dagpack_hf.trie import NEVER, NONE, PATIENCE
 from tests.corpora import forest_prefixes, labelled_sequences, prefix_counts, random_tree
 from tests.reference_trie import reference_forest, reference_forest_of_trees
@@ -176,7 +177,7 @@ def odd_trees(draw):
 @given(odd_trees(), st.sampled_from([TREES_AT_ONCE, 1, 2]))
 def test_trees_give_the_reference(trees, at_once):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dagpack_hf.spans.TREES_AT_ONCE", at_once)
+        patch.setattr("dagpack_hf.token_trees.TREES_AT_ONCE", at_once)
         assert_equal(TokenForest.from_trees(iter(trees)), reference_forest_of_trees(trees))
 
 
