@@ -16,18 +16,17 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pyarrow as pa
-import xxhash
 from datasets import Dataset, DatasetInfo
 from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 from datasets.table import InMemoryTable, MemoryMappedTable
 from filelock import FileLock
 
+from dagpack_hf.code_digest import TRIE, code_digest
 from dagpack_hf.columns import ROW_FEATURES
 from dagpack_hf.pack_report import PackReport
 
@@ -108,7 +107,7 @@ def cached_rows(
         rows: makes them.
         load_from_cache_file: whether to take those of an earlier run; by default as `datasets` does.
     """
-    fingerprint = Hasher.hash([_code_digest(), dataset._fingerprint, options])
+    fingerprint = Hasher.hash([code_digest(*_SOURCES), dataset._fingerprint, options])
     file = RowFile.beside(dataset, fingerprint)
     table: InMemoryTable | MemoryMappedTable
     if file is None:
@@ -127,26 +126,18 @@ def cached_rows(
 
 
 _SOURCES = (
-    "advice",
-    "buckets",
-    "columns",
-    "layout",
-    "overflow",
-    "pack",
-    "pack_report",
-    "packing",
-    "row_cache",
+    *TRIE,
+    *(
+        "advice",
+        "buckets",
+        "code_digest",
+        "columns",
+        "layout",
+        "overflow",
+        "pack",
+        "pack_report",
+        "packing",
+        "row_cache",
+    ),
     "segments",
-    "spans",
-    "trie",
 )
-
-
-@cache
-def _code_digest() -> str:
-    """Hash of the code that makes rows, so that another version does not take them for its own."""
-    digest = xxhash.xxh3_128()
-    package = Path(__file__).parent
-    for path in [*(package / f"{name}.py" for name in _SOURCES), *sorted((package / "kernels").glob("*.py"))]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -1,6 +1,6 @@
 """`pack_dataset`: what it reads, its options, its cache, and that it may be killed at any time."""
 
-from __future__ import annotations
+from __future__ import re
 
 import itertools
 import json
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from dagpack_hf import TokenForest, pack_dataset, pack_forest, packing, row_cache
 from dagpack_hf.advice import FACTORS
+from dagpack_hf.code_digest import code_digest
 from dagpack_hf.columns import ListColumn, SequenceColumns
 from dagpack_hf.layout import ROW_COLUMNS
 from dagpack_hf.pack import least_executed_tokens, lower_bound
@@ -412,7 +413,7 @@ def test_rows_are_found_again(on_disk, tmp_path, monkeypatch):
             pack_dataset(on_disk.select(range(3)), 128, progress=False)
         with pytest.raises(AssertionError, match="packed again"):
             pack_dataset(on_disk, 128, load_from_cache_file=False, progress=False)
-        patch.setattr(row_cache, "_code_digest", lambda: "another version")
+        patch.setattr(row_cache, "code_digest", lambda *names: "another version")
         with pytest.raises(AssertionError, match="packed again"):
             pack_dataset(on_disk, 128, progress=False)
 
@@ -424,20 +425,36 @@ def test_what_is_lost_is_said_of_cached_rows_too(on_disk, caplog):
         assert "were cut short" in caplog.text
 
 
-def test_another_code_has_another_digest(tmp_path, monkeypatch):
-    before = row_cache._code_digest.__wrapped__()
-    names = {f"{name}.py" for name in row_cache._SOURCES}
-    assert all((ROOT / "dagpack_hf" / name).is_file() for name in names)
+def imported(module: str, found: set[str]) -> set[str]:
+    """A module of the package and all that it imports from it, by the text of its import lines."""
+    path = ROOT / "dagpack_hf" / f"{module.replace('.', '/')}.py"
+    if module not in found and path.is_file():
+        found.add(module)
+        for name in re.findall(r"^ *from dagpack_hf\.(\S+) import", path.read_text(), re.M):
+            imported(name, found)
+    return found
+
+
+def test_the_digest_is_of_all_code_that_makes_rows():
+    used = {name.split(".")[0] for name in imported("packing", set())}
+    assert used | {"kernels"} == set(row_cache._SOURCES)
+
+
+def test_another_code_has_another_digest(tmp_path):
     for folder in ("", "kernels"):
         (tmp_path / folder).mkdir(exist_ok=True)
         for path in (ROOT / "dagpack_hf" / folder).glob("*.py"):
             (tmp_path / folder / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(row_cache, "__file__", str(tmp_path / "row_cache.py"))
-    assert row_cache._code_digest.__wrapped__() == before
-    for changed in (tmp_path / "trie.py", tmp_path / "kernels" / "rows.py"):
+
+    def digest() -> str:
+        return code_digest.__wrapped__(*row_cache._SOURCES, package=tmp_path)
+
+    before = digest()
+    assert before == code_digest(*row_cache._SOURCES)
+    for changed in (tmp_path / "trie.py", tmp_path / "token_trees.py", tmp_path / "kernels" / "rows.py"):
         source = changed.read_bytes()
         changed.write_bytes(source + b"\n")
-        assert row_cache._code_digest.__wrapped__() != before
+        assert digest() != before
         changed.write_bytes(source)
 
 

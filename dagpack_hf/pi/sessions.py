@@ -27,7 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -38,6 +38,7 @@ from datasets import Dataset, DatasetInfo
 from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 from datasets.table import MemoryMappedTable
 
+from dagpack_hf.code_digest import code_digest
 from dagpack_hf.conversations import FEATURES
 from dagpack_hf.maximal import BackgroundFile, Provenance, SourcePart, SourceWriter, merge, write_rows
 from dagpack_hf.pi.context import SystemPrompt
@@ -279,15 +280,8 @@ _ROWS, _REPORT = "rows.arrow", "report.json"
 def _fingerprint(files: Sequence[str], options: ReadOptions) -> str:
     """Digest of everything the rows depend on: contents and names of files, options, and the code that reads them."""
     fields = {name: _content(value) if name == "html_exports" else value for name, value in vars(options).items()}
-    return Hasher.hash([_code_digest(), [(path, _file_digest(path)) for path in files], fields])
-
-
-@cache
-def _code_digest() -> list[str | None]:
-    package = Path(__file__).parents[1]
-    folders = (package / "maximal", package / "pi")
-    sources = [package / "conversations.py", *(file for folder in folders for file in sorted(folder.glob("*.py")))]
-    return [_file_digest(str(path)) for path in sources]
+    code = code_digest("conversations", "maximal", "pi")
+    return Hasher.hash([code, [(path, _file_digest(path)) for path in files], fields])
 
 
 def _content(paths: PathLike | Iterable[PathLike] | None) -> list[Any]:

@@ -14,16 +14,14 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 from datasets import Dataset, Features, IterableDataset, List, Value
 from datasets.fingerprint import Hasher
 
+from dagpack_hf.code_digest import TRIE, code_digest
 from dagpack_hf.render.conversation import ConversationRenderer
 from dagpack_hf.render.options import RenderOptions, template_source
 from dagpack_hf.render.progress import TurnProgress, count_turn
@@ -167,7 +165,7 @@ class ConversationTokenizer:
         sources = [template_source(tokenizer, options.template, has_tools) for has_tools in (False, True)]
         return Hasher.hash(
             [
-                _code_digest(),
+                code_digest("render", *TRIE),
                 dataset._fingerprint,
                 self.renderer.encoder.fingerprint(),
                 sorted(tokenizer.special_tokens_map.items()),
@@ -264,12 +262,3 @@ def _number_of_turns(dataset: Dataset, options: RenderOptions) -> int | None:
         return None
     flags = dataset.select_columns(["trained"]).with_format("arrow")[:]["trained"].combine_chunks()
     return int(np.count_nonzero(flags.values.to_numpy(zero_copy_only=False))) if len(flags) else 0
-
-
-@cache
-def _code_digest() -> str:
-    """Hash of the code that makes trees, so that another version does not take them for its own."""
-    digest = xxhash.xxh3_128()
-    for path in sorted([*Path(__file__).parent.glob("*.py"), Path(__file__).parents[1] / "trie.py"]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
