@@ -1,10 +1,11 @@
 """`pack_dataset`: what it reads, its options, its cache, and that it may be killed at any time."""
 
-from __future__ import re
+from __future__ import annotations
 
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
