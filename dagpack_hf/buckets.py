@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -113,9 +114,6 @@ def _first_example(forest: TokenForest, segments: Segments, examples: Examples, 
     """For each leaf segment, in preorder, the place in shuffled order of the first example that ends there."""
     count = len(examples)
     order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
-    parent = forest.parent.astype(np.int64)
-    children = np.argsort(parent, kind="stable")
-    child_begin = np.searchsorted(parent[children], np.arange(-1, forest.num_nodes + 1))
     visitor = first_visitors(
         order,
         examples.example_begin,
@@ -124,14 +122,34 @@ def _first_example(forest: TokenForest, segments: Segments, examples: Examples, 
         examples.owner,
         examples.hangs_from,
         examples.values,
-        forest.tokens,
-        forest.start,
-        forest.length.astype(np.int64),
-        child_begin,
-        children,
+        NodeIndex.of(forest),
     )
     node = np.searchsorted(forest.start, segments.start[segments.leaves])  # a leaf is written as it is
     return visitor[node]
+
+
+class NodeIndex(NamedTuple):
+    """What one needs to follow tokens down a forest.
+
+    Args:
+        first_token: `int32[N]`, first token of each node.
+        length: `int32[N]`, its tokens.
+        child_begin: `int64[N + 2]`; the children of `v` are `children[child_begin[v + 1] : child_begin[v + 2]]`, those
+            of the root have `v = -1`.
+        children: `int64[N]`, nodes by parent, siblings by first token.
+    """
+
+    first_token: npt.NDArray[np.int32]
+    length: npt.NDArray[np.int32]
+    child_begin: LongArray
+    children: LongArray
+
+    @classmethod
+    def of(cls, forest: TokenForest) -> NodeIndex:
+        """The index of a forest."""
+        children = np.argsort(forest.parent, kind="stable")
+        child_begin = np.searchsorted(forest.parent[children], np.arange(-1, forest.num_nodes + 1))
+        return cls(forest.values[forest.source], forest.length, child_begin, children)
 
 
 def _groups(bucket: LongArray) -> Iterator[LongArray]:

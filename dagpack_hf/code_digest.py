@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-TRIE = ("trie", "spans", "token_trees", "kernels")
+TRIE = ("trie", "growth", "spans", "tally", "token_trees", "kernels")
 """Modules and folders that decide what a forest is."""
 
 

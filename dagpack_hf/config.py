@@ -12,6 +12,8 @@ from dagpack_hf.attention import BACKENDS
 from dagpack_hf.collator import PACKING_SCOPES
 from dagpack_hf.layout import LOSS_WEIGHTINGS
 from dagpack_hf.overflow import OVERFLOW_CHOICES
+from dagpack_hf.pack import STRATEGIES
+from dagpack_hf.pack_options import check_choice, check_examples, check_seconds
 
 LOSS_NORMALIZATIONS = ("corpus", "step")
 
@@ -25,7 +27,7 @@ class DagSFTConfig(SFTConfig):
 
     Two parameters of [`~trl.SFTConfig`] have a meaning of their own here: `max_length` is the length of a window (two
     to four times the longest sequence keeps most of the sharing), and with `packing_scope="dataset"` the batch sizes
-    count windows.
+    count windows. Rows that `pack_dataset` has packed beforehand are trained as they are.
 
     Parameters:
         per_turn (`bool`, *optional*):
@@ -52,6 +54,23 @@ class DagSFTConfig(SFTConfig):
               training on the unpacked data.
 
             Evaluation data always count as `"paths"`, so that `eval_loss` is that of the unpacked data.
+        window_strategy (`str`, *optional*, defaults to `"best"`):
+            How windows are filled where a data set is packed as a whole (with `packing_scope="batch"` evaluation data
+            are; the examples of a batch are packed as `"best"`). Possible values are:
+
+            - `"best"`: the best of several packings.
+            - `"dfs"`: depth first, a new window when one is full. Never fewer windows than `"best"`.
+
+        window_effort (`float`, *optional*, defaults to `0.0`):
+            Seconds that are spent, on each data set that is packed as a whole, on a search for fewer windows. How far
+            the search gets depends on the machine. So the first of several processes searches and the others take its
+            rows, for which machines must share the folder of the data set; and of data on disk the rows are kept,
+            while data in memory are searched anew when a run is resumed.
+        bucket_size (`int`, *optional*):
+            Pack training data within buckets of so many examples, drawn at random with `data_seed` (or `seed`), so
+            that windows are less correlated. Every target is still trained exactly once, with its weight in the whole
+            data set; what examples of several buckets share is computed in each of them. By default the whole data set
+            is one bucket, as evaluation data always are. Needs `packing_scope="dataset"`.
         loss_normalization (`str`, *optional*):
             What the summed loss of an optimizer step is divided by. Possible values are:
 
@@ -100,6 +119,25 @@ class DagSFTConfig(SFTConfig):
             "choices": list(LOSS_WEIGHTINGS),
         },
     )
+    window_strategy: str = field(
+        default="best",
+        metadata={
+            "help": "How windows are filled: 'best' (the best of several packings) or 'dfs' (depth first, a new "
+            "window when one is full).",
+            "choices": list(STRATEGIES),
+        },
+    )
+    window_effort: float = field(
+        default=0.0,
+        metadata={"help": "Seconds that are spent on each data set on a search for fewer windows."},
+    )
+    bucket_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Pack training data within random buckets of so many examples, so that windows are less "
+            "correlated; costs sharing. Needs packing_scope='dataset'. Default: all together."
+        },
+    )
     loss_normalization: str | None = field(
         default=None,
         metadata={
@@ -130,14 +168,15 @@ class DagSFTConfig(SFTConfig):
         for name, choices in (
             ("packing_scope", PACKING_SCOPES),
             ("loss_weighting", LOSS_WEIGHTINGS),
+            ("window_strategy", STRATEGIES),
             ("loss_normalization", (*LOSS_NORMALIZATIONS, None)),
             ("overflow", OVERFLOW_CHOICES),
             ("attn_backend", BACKENDS),
         ):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(map(repr, choices))}, got {getattr(self, name)!r}."
-                )
+            check_choice(name, getattr(self, name), choices)
+        check_seconds("window_effort", self.window_effort)
+        if self.bucket_size is not None:
+            check_examples("bucket_size", self.bucket_size)
         self._refuse_conflicts()
         if self.loss_normalization is None:
             self.loss_normalization = "corpus" if self.packing_scope == "dataset" else "step"
@@ -175,6 +214,11 @@ class DagSFTConfig(SFTConfig):
             "neftune_noise_alpha": (
                 self.neftune_noise_alpha is not None,
                 "Noise on a shared token would be one draw for all its sequences; leave neftune_noise_alpha unset.",
+            ),
+            "bucket_size": (
+                self.bucket_size is not None and self.packing_scope == "batch",
+                "With packing_scope='batch' the examples of each batch are packed on their own already; leave "
+                "bucket_size unset, or use packing_scope='dataset'.",
             ),
             "loss_normalization": (
                 self.loss_normalization == "corpus"

@@ -6,7 +6,7 @@ its leaves need; a segment that is in several windows is trained in the first on
 first, so that rows can be written in any order and portion.
 
 Cost: one pass over the segments of each window to measure it and one to write it, at the speed of memory. In memory
-the rows of a portion, and 32 bytes for each segment.
+the rows of a portion, and 64 bytes for each segment.
 """
 
 from __future__ import annotations
@@ -14,20 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dagpack_hf.kernels.rows import (
-    ONCE,
-    ONCE_WEIGHTED,
-    PATHS,
-    PATHS_WEIGHTED,
-    count_paths,
-    measure_windows,
-    write_paths,
-    write_windows,
-)
+from dagpack_hf.kernels.rows import count_paths, measure_windows, write_paths, write_windows
 from dagpack_hf.pack import Windows
 from dagpack_hf.segments import Segments
 from dagpack_hf.trie import TokenForest
@@ -78,6 +70,62 @@ class Rows:
         return (self[index] for index in range(len(self)))
 
 
+class Source(NamedTuple):
+    """Where the tokens and weights of segments come from. Tokens are counted in node order.
+
+    Args:
+        values: `int32[...]`, an array with all tokens.
+        at: `int64[M]`, where in it each segment begins.
+        start: `int64[M]`, the first token of each.
+        run: `int64[M]`, the run of equal weights that this token is in.
+        target: `int32[M]`, the target of each one's last position, -1 for none.
+        target_weight: `float32[M]`, its weight, 0 for none.
+        run_end: `int64[R]`, one past the last token of each run of equal weights.
+        run_weight: `float32[R]`, weight of each token of a run as a target.
+        run_trained: `bool[R]`, whether they are targets.
+    """
+
+    values: npt.NDArray[np.int32]
+    at: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]
+    run: npt.NDArray[np.int64]
+    target: npt.NDArray[np.int32]
+    target_weight: npt.NDArray[np.float32]
+    run_end: npt.NDArray[np.int64]
+    run_weight: npt.NDArray[np.float32]
+    run_trained: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, forest: TokenForest, segments: Segments, loss_weighting: str) -> Source:
+        """The source of the segments of a forest."""
+        tally = forest.tally
+        weight = tally.path_weight if loss_weighting == "paths" else tally.mean_weight
+        run_weight = weight.astype(np.float32)
+        ends = np.flatnonzero(segments.target >= 0)
+        token = segments.target[ends]
+        target = np.full(len(segments), -1, np.int32)
+        target[ends] = forest.values[_positions(forest, token)]
+        target_weight = np.zeros(len(segments), np.float32)
+        target_weight[ends] = run_weight[tally.run_of(token)]
+        return cls(
+            forest.values,
+            _positions(forest, segments.start),
+            segments.start,
+            tally.run_of(segments.start),
+            target,
+            target_weight,
+            tally.end,
+            run_weight,
+            tally.path_weight > 0,
+        )
+
+
+def _positions(forest: TokenForest, token: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where in the forest's `values` some tokens are, which are counted in node order."""
+    node = np.searchsorted(forest.start, token, side="right") - 1
+    return forest.source[node] + token - forest.start[node]
+
+
 class RowWriter:
     """The windows of a plan, to be written as rows in any portions.
 
@@ -107,20 +155,9 @@ class RowWriter:
         if loss_weighting not in LOSS_WEIGHTINGS:
             choices = " or ".join(map(repr, LOSS_WEIGHTINGS))
             raise ValueError(f"loss_weighting must be {choices}, got {loss_weighting!r}.")
-        weighted = forest.target_weight is not None
-        self._mode = {
-            ("once", False): ONCE,
-            ("paths", False): PATHS,
-            ("once", True): ONCE_WEIGHTED,
-            ("paths", True): PATHS_WEIGHTED,
-        }[loss_weighting, weighted]
         self._windows = windows
-        self._segments = (segments.parent, segments.start, segments.length, segments.depth, segments.target)
-        self._forest = (
-            forest.tokens,
-            forest.target_count,
-            np.zeros(0) if forest.target_weight is None else forest.target_weight,
-        )
+        self._segments = (segments.parent, segments.length, segments.depth)
+        self._source = Source.of(forest, segments, loss_weighting)
         sizes, self._trainer, self._most = measure_windows(
             segments.parent, segments.length, windows.leaf, windows.offset
         )
@@ -142,12 +179,11 @@ class RowWriter:
             offsets,
             self._windows.leaf,
             self._windows.offset,
-            self._mode,
             self._segments,
             self._trainer,
             self._most,
             self._slot,
-            self._forest,
+            self._source,
             columns,
         )
         return Rows(offsets, *columns)

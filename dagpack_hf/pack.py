@@ -10,7 +10,8 @@ each leaf goes where it adds the fewest tokens among the windows of its neighbou
 emptiest first, as long as their leaves fit elsewhere, and the best result is kept. Ruin and recreate can go on from
 there for as long as one likes. The certificate bounds from below how many windows any packing needs.
 
-Cost: 2 to 40 ms for 8,000 to 60,000 leaves, O(L log L), compiled (`dagpack_hf.kernels.plan`); nothing is per token.
+Cost: 2 to 40 ms for 8,000 to 60,000 leaves, O(L log L), compiled (`plan` and `bottom_up` of `dagpack_hf.kernels`);
+nothing is per token.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dagpack_hf.kernels.bottom_up import bottom_up
 from dagpack_hf.kernels.bound import certificate
-from dagpack_hf.kernels.plan import bottom_up, group_by_window, nearest, number_by_first_leaf, sizes_of, walk
 from dagpack_hf.kernels.plan import dissolve as dissolve_windows
+from dagpack_hf.kernels.plan import group_by_window, nearest, number_by_first_leaf, sizes_of, walk
 from dagpack_hf.kernels.rooms import no_rooms
 from dagpack_hf.kernels.search import improve
 from dagpack_hf.segments import Segments
@@ -253,13 +255,13 @@ def _dissolved(line: LeafLine, max_length: int, window_of: IntArray) -> IntArray
 
 
 def _search(line: LeafLine, max_length: int, window_of: IntArray, effort: float, seed: int) -> IntArray:
-    stop = time.monotonic() + effort
     bound = certificate(line.end, line.shared, max_length)[0]
     before = _cost(line, window_of)
     found = window_of.copy()
     windows = number_by_first_leaf(found, int(found.max(initial=-1)) + 1)
     size = sizes_of(line.end, line.shared, found, windows)
     random = np.random.SeedSequence(seed).generate_state(1, np.uint64) | np.uint64(1)
+    stop = time.monotonic() + effort
     while windows > bound and time.monotonic() < stop:
         windows = improve(line.end, line.shared, found, size, random, ITERATIONS, max_length)
     return found if _cost(line, found) < before else window_of

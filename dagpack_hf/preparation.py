@@ -1,20 +1,30 @@
-"""Plain sequences before packing, and rows after it: what the trainer needs to do what TRL does with a data set.
+"""What the trainer needs to do what TRL does with a data set: sequences before packing, packing, and rows after it.
 
-Cost: vectorised passes over the labels; nothing is copied but the rows that stay.
+Cost: that of packing, and vectorised passes over the labels; nothing is copied but the rows that stay.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar, cast
 
 import numpy as np
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
 
 from dagpack_hf.collator import EMPTY_ROW
-from dagpack_hf.packing import ROW_FEATURES, is_tree_dataset, iter_trees
+from dagpack_hf.columns import ROW_FEATURES, is_tree_dataset, iter_trees
+from dagpack_hf.config import DagSFTConfig
+from dagpack_hf.pack_report import PackReport
+from dagpack_hf.packing import pack_dataset
 from dagpack_hf.trie import IGNORE_INDEX
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def count_targets(dataset: Dataset, max_length: int) -> np.ndarray:
@@ -64,6 +74,35 @@ def limit_sequences(dataset: Dataset, max_length: int, overflow: str) -> Dataset
     action = "left out" if overflow == "drop" else "cut short"
     logger.warning("%s and are %s; %d labelled tokens are not trained.", count, action, lost)
     return dataset.select(np.flatnonzero(~too_long)) if overflow == "drop" else dataset
+
+
+def pack_as_whole(dataset: Dataset, args: DagSFTConfig, training: bool) -> tuple[Dataset, PackReport]:
+    """Pack a data set as the options of the trainer say, into the same rows in every process.
+
+    Evaluation data count as `"paths"`, and are in one bucket: windows that are less correlated help in training only.
+    """
+    pack = partial(
+        pack_dataset,
+        dataset,
+        cast(int, args.max_length),  # DagSFTConfig refuses None
+        loss_weighting=args.loss_weighting if training else "paths",
+        overflow=args.overflow,
+        strategy=args.window_strategy,
+        effort=args.window_effort,
+        bucket_size=args.bucket_size if training else None,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        progress=not args.disable_tqdm,
+    )
+    return _of_first_process(pack) if args.window_effort else pack()
+
+
+def _of_first_process(make: Callable[[], T]) -> T:
+    """What the first process makes, for all: a search that ends by the clock finds something else in each of them.
+
+    What is sent of a data set on disk is where it is.
+    """
+    made = [make() if PartialState().is_main_process else None]
+    return cast(T, broadcast_object_list(made)[0])
 
 
 def fill_up(rows: Dataset, multiple: int) -> Dataset:

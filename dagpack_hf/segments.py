@@ -29,10 +29,11 @@ class Segments:
 
     Args:
         parent: `int64[M]`, parent segment, -1 for a root. `parent[s] < s`.
-        start: `int64[M]`, first token of the segment in the forest's `tokens`.
+        start: `int64[M]`, first token of the segment, counted in node order.
         length: `int64[M]`, tokens; 0 for what is left of a branch point of one token.
         depth: `int64[M]`, tokens above.
-        target: `int64[M]`, index in the forest's `tokens` of the target of the last position, -1 for none.
+        target: `int64[M]`, the token, counted in node order, that is the target of the last position,
+            -1 for none.
     """
 
     parent: npt.NDArray[np.int64]
@@ -54,16 +55,15 @@ class Segments:
 
 def build_segments(forest: TokenForest) -> Segments:
     """Split the branch points of a forest, so that each position has at most one target."""
-    start, length = forest.start.astype(np.int64), forest.length.astype(np.int64)
-    is_target = forest.path_weight > 0
+    start, length = forest.start, forest.length.astype(np.int64)
     columns = renumber_in_preorder(
         split_branches(
             forest.parent.astype(np.int64),
             start,
             length,
             forest.depth.astype(np.int64),
-            is_target[start],
-            is_target[start + length - 1],
+            forest.tally.is_target(start),
+            forest.tally.is_target(start + length - 1),
         )
     )
     return Segments(*columns)

@@ -24,18 +24,17 @@ from trl import SFTConfig, SFTTrainer
 
 from dagpack_hf import attention
 from dagpack_hf.collator import DagCollator
-from dagpack_hf.config import DagSFTConfig
-from dagpack_hf.layout import ROW_COLUMNS
-from dagpack_hf.packing import (
+from dagpack_hf.columns import (
     OPTIONAL_TREE_COLUMNS,
     ROW_FEATURES,
     TREE_COLUMNS,
-    PackReport,
     is_row_dataset,
     is_tree_dataset,
-    pack_dataset,
 )
-from dagpack_hf.preparation import fill_up, keep_trainable, limit_sequences, source_targets
+from dagpack_hf.config import DagSFTConfig
+from dagpack_hf.layout import ROW_COLUMNS
+from dagpack_hf.pack_report import PackReport
+from dagpack_hf.preparation import fill_up, keep_trainable, limit_sequences, pack_as_whole, source_targets
 from dagpack_hf.refusals import refuse_arguments, refuse_parallelism, refuse_stream
 from dagpack_hf.render import RenderError, RenderReport, conversation_columns, tokenize_conversations
 
@@ -175,14 +174,7 @@ class DagSFTTrainer(SFTTrainer):
             if training and args.packing_scope == "batch":
                 self._total_weight = float(source_targets(dataset, _window(args)))
                 return dataset
-            rows, report = pack_dataset(
-                dataset,
-                _window(args),
-                loss_weighting=args.loss_weighting if training else "paths",
-                overflow=args.overflow,
-                seed=args.seed,
-                progress=not args.disable_tqdm,
-            )
+            rows, report = pack_as_whole(dataset, args, training)
             self.pack_reports[dataset_name] = report
             logger.info("Packed the %s data set:\n%s", dataset_name, report)
         if training:

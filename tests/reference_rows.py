@@ -6,7 +6,6 @@ Nothing here is fast. It takes and gives the same arrays as `segments`, `layout`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,8 @@ from dagpack_hf.layout import ROW_DTYPES, Rows
 from dagpack_hf.overflow import Overflow
 from dagpack_hf.pack import Windows
 from dagpack_hf.segments import Segments
-from dagpack_hf.trie import IGNORE_INDEX, FloatArray, IntArray, TokenForest, join_tally, split_tally
-from tests.reference_trie import preorder
+from dagpack_hf.trie import IGNORE_INDEX, FloatArray, IntArray, TokenForest
+from tests.reference_trie import join_tally, preorder, split_tally
 
 # Segments
 
@@ -171,7 +170,7 @@ def limit_paths(forest: TokenForest, max_length: int, overflow: str = "error") -
         if crossing and overflow == "drop":
             lost_targets += _take_out_run(forest, tally, int(node), max_length)
     count, weight = split_tally(tally)
-    forest = replace(forest, target_count=count, target_weight=weight)
+    forest = forest.with_tally(count, weight)
     clipped = _clip(forest, _kept_lengths(forest, max_length))
     return clipped, Overflow(cut, lost, forest.num_tokens - clipped.num_tokens, lost_targets)
 
@@ -248,11 +247,10 @@ def _clip(forest: TokenForest, length: np.ndarray) -> TokenForest:
     new_id = np.full(forest.num_nodes + 1, -1, np.int32)
     new_id[keep] = np.arange(len(keep), dtype=np.int32)
     length = length[keep]
-    return TokenForest(
+    return TokenForest.from_tokens(
         tokens=forest.tokens[keep_token],
         target_count=forest.target_count[keep_token],
         parent=new_id[forest.parent[keep]],
-        start=np.cumsum(length, dtype=np.int64) - length,
         length=length.astype(np.int32),
         depth=forest.depth[keep],
         logical_tokens=forest.logical_tokens,

@@ -9,7 +9,19 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dagpack_hf.trie import IGNORE_INDEX, FloatArray, IntArray, TokenForest, TokenTree, join_tally, split_tally
+from dagpack_hf.trie import IGNORE_INDEX, FloatArray, IntArray, TokenForest, TokenTree
+
+
+def join_tally(count: npt.NDArray[np.integer], weight: npt.NDArray[np.number] | None) -> IntArray | FloatArray:
+    """Counts (`int32[1, n]`), or counts and weights (`float64[2, n]`), as the rows of one array."""
+    if weight is None:
+        return np.asarray(count, np.int32)[None]
+    return np.array([count, weight], np.float64)
+
+
+def split_tally(tally: IntArray | FloatArray) -> tuple[IntArray, FloatArray | None]:
+    """The inverse of `join_tally`: `target_count`, and `target_weight` if there are weights."""
+    return tally[0].astype(np.int32), tally[1].astype(np.float64) if len(tally) > 1 else None
 
 
 def reference_forest(sequences, labels=None, weights=None) -> TokenForest:
@@ -147,11 +159,10 @@ class _ForestBuilder:
         heads = np.flatnonzero(head)
         no_tally = join_tally(np.zeros(0, np.int32), np.zeros(0) if self.weighted else None)
         count, weight = split_tally(np.concatenate([no_tally, *(self.tallies[v] for v in order)], axis=1))
-        return TokenForest(
+        return TokenForest.from_tokens(
             tokens=np.concatenate([np.zeros(0, np.int32), *(self.tokens[v] for v in order)]),
             target_count=count,
             parent=np.where(old_parent[heads] < 0, -1, new_id[old_parent[heads]]).astype(np.int32),
-            start=start[heads],
             length=np.bincount(chain, weights=length, minlength=len(heads)).astype(np.int32),
             depth=np.array(self.depth, np.int32).reshape(size)[order][heads],
             logical_tokens=logical_tokens,

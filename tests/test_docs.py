@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["trie", "layout", "packing", "collator", "conversations"])
+@pytest.mark.parametrize("name", ["trie", "layout", "packing", "batch_packing", "collator", "conversations"])
 def test_docstring_examples(name):
     module = importlib.import_module(f"dagpack_hf.{name}")
     result = doctest.testmod(module)

@@ -37,14 +37,8 @@ def tree(parent, length) -> tuple[Segments, TokenForest]:
         if parent[node] >= 0:
             depth[node] = depth[parent[node]] + length[parent[node]]
     none, no_tokens = np.full(len(parent), -1), np.zeros(0, np.int32)
-    forest = TokenForest(
-        no_tokens,
-        no_tokens,
-        parent.astype(np.int32),
-        np.cumsum(length) - length,
-        length.astype(np.int32),
-        depth.astype(np.int32),
-        logical_tokens=0,
+    forest = TokenForest.from_tokens(
+        no_tokens, no_tokens, parent.astype(np.int32), length.astype(np.int32), depth.astype(np.int32), 0
     )
     return Segments(parent, forest.start, length, depth, none), forest
 

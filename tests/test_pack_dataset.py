@@ -156,7 +156,9 @@ def test_a_selection_of_examples_in_several_files(tmp_path):
         ({"strategy": "bfd"}, "strategy must be 'best' or 'dfs', got 'bfd'"),
         ({"effort": -1.0}, "effort must be a number of seconds, 0 or more, got -1.0"),
         ({"effort": float("nan")}, "effort must be a number of seconds"),
+        ({"effort": float("inf")}, "effort must be a number of seconds"),
         ({"bucket_size": 0}, "bucket_size must be at least 1 example"),
+        ({"bucket_size": 2.5}, "bucket_size must be at least 1 example, got 2.5"),
         ({"buffer_size": 0}, "buffer_size must be at least 1 example"),
     ],
 )

@@ -116,10 +116,9 @@ def star(leaves: int, tokens: int, seed: int = 0) -> TokenForest:
     rng = np.random.default_rng(seed)
     length = np.concatenate([[3], rng.integers(1, tokens, leaves)]).astype(np.int32)
     parent = np.array([-1] + [0] * leaves, np.int32)
-    start = (np.cumsum(length) - length).astype(np.int64)
     ids = rng.integers(0, 1000, int(length.sum()), dtype=np.int32)
     count = rng.integers(0, 3, len(ids), dtype=np.int32)
-    return TokenForest(ids, count, parent, start, length, np.where(parent < 0, 0, 3).astype(np.int32), len(ids))
+    return TokenForest.from_tokens(ids, count, parent, length, np.where(parent < 0, 0, 3).astype(np.int32), len(ids))
 
 
 @pytest.mark.parametrize("weighting", ["once", "paths"])
@@ -138,7 +137,7 @@ def test_a_chain_of_a_hundred_thousand_nodes():
     """Nothing recurses."""
     depth = np.arange(100_000, dtype=np.int32)
     parent = depth - 1
-    forest = TokenForest(depth % 7, np.ones_like(depth), parent, depth.astype(np.int64), np.ones_like(depth), depth, 1)
+    forest = TokenForest.from_tokens(depth % 7, np.ones_like(depth), parent, np.ones_like(depth), depth, 1)
     segments = build_segments(forest)
     rows = layout_rows(forest, segments, Windows(segments.leaves, np.array([0, 1])))
     assert rows.position_ids.tolist() == list(range(100_000))
@@ -160,10 +159,9 @@ def test_no_rows():
 def test_writing_keeps_up_with_memory():
     """A floor far below the measured speed (400 M positions/s), for loops that the compiler no longer vectorises."""
     length = np.full(2_000, 1_000, np.int32)
-    start = (np.cumsum(length) - length).astype(np.int64)
     ids = np.zeros(int(length.sum()), np.int32)
     zeros = np.zeros_like(length)
-    forest = TokenForest(ids, ids + 1, zeros - 1, start, length, zeros, len(ids))
+    forest = TokenForest.from_tokens(ids, ids + 1, zeros - 1, length, zeros, len(ids))
     segments = build_segments(forest)
     windows = Windows(segments.leaves, np.arange(len(segments) + 1))
     layout_rows(forest, segments, windows)

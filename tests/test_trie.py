@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagpack_hf import TokenForest, TokenTree
+from dagpack_hf.growth import NEVER, NONE, PATIENCE
 from dagpack_hf.kernels.radix import GROWN, HOPPY, common_prefix, fingerprint, grow
 from dagpack_hf.spans import one_view, read_only
 from dagpack_hf.token_trees import TREES_AT_ONCE, read_trees
-from dagpack_hf.trie import NEVER, NONE, PATIENCE
 from tests.corpora import forest_prefixes, labelled_sequences, prefix_counts, random_tree
 from tests.reference_trie import reference_forest, reference_forest_of_trees
 
@@ -116,7 +116,7 @@ def corpora(draw):
 @given(corpora(), st.sampled_from([PATIENCE, 0]))
 def test_sequences_give_the_reference(corpus, patience):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dagpack_hf.trie.PATIENCE", patience)
+        patch.setattr("dagpack_hf.growth.PATIENCE", patience)
         assert_equal(TokenForest.from_sequences(*corpus), reference_forest(*corpus))
 
 
@@ -239,7 +239,7 @@ def test_where_paths_branch_at_every_token_the_longest_goes_first(order, monkeyp
     assert grow_sequences(*flat(sequences), 200, longest_first)[0] == GROWN
 
     orders = []
-    monkeypatch.setattr("dagpack_hf.trie.grow", lambda *given: orders.append(given[5].tolist()) or grow(*given))
+    monkeypatch.setattr("dagpack_hf.growth.grow", lambda *given: orders.append(given[5].tolist()) or grow(*given))
     assert_equal(TokenForest.from_sequences(sequences), reference_forest(sequences))
     assert orders == [[], longest_first.tolist()][: 2 if order > 0 else 1]
 

@@ -242,7 +242,7 @@ def test_what_is_lost_takes_its_weight_along(data, limit, overflow, weighted):
     parts = [[column[index] for index in kept] for column in data[:2]]
     expected = prefix_weights(*parts, [weights[index] for index in kept])
     expected = {p: (len(each), sum(each)) for p, each in expected.items() if each and len(p) <= limit}
-    found = forest_tallies(clipped if weighted else replace(clipped, target_weight=clipped.target_count))
+    found = forest_tallies(clipped if weighted else clipped.with_tally(clipped.target_count, clipped.target_count))
     assert {prefix: tally for prefix, tally in found.items() if any(tally)} == expected
     assert (clipped.target_weight is None) == (not weighted)
     assert lost.lost_targets == forest.num_source_targets - sum(count for count, _ in expected.values())

@@ -12,22 +12,23 @@ from dagpack_hf.kernels import inlined, kernel
 
 
 @inlined
-def find_child(node, token, tokens, start, child_begin, children):
+def find_child(node, token, nodes):
     """The child of a node (-1: the root) that begins with a token, -1 if there is none."""
+    first_token, _, child_begin, children = nodes
     low, high = child_begin[node + 1], child_begin[node + 2]
     while low < high:
         middle = (low + high) >> 1
-        if tokens[start[children[middle]]] < token:
+        if first_token[children[middle]] < token:
             low = middle + 1
         else:
             high = middle
-    if low < child_begin[node + 2] and tokens[start[children[low]]] == token:
+    if low < child_begin[node + 2] and first_token[children[low]] == token:
         return children[low]
     return -1
 
 
 @kernel
-def walk_down(node, used, at, stop, values, tokens, start, length, child_begin, children):
+def walk_down(node, used, at, stop, values, nodes):
     """Follow `values[at:stop]` down from a place as far as the forest goes.
 
     Args:
@@ -36,15 +37,12 @@ def walk_down(node, used, at, stop, values, tokens, start, length, child_begin, 
         at: first token to follow.
         stop: one past the last one.
         values: `int32`, tokens of the examples.
-        tokens: `int32[U]`, tokens of the forest.
-        start: `int64[N]`, first token of each node.
-        length: `int64[N]`, its tokens.
-        child_begin: `int64[N + 2]`; the children of `v` are `children[child_begin[v + 1] : child_begin[v + 2]]`.
-        children: `int64[N]`, nodes by parent, those of the root (-1) first.
+        nodes: a `NodeIndex` of `buckets`.
 
     Returns:
         Node and tokens before the place that was reached, and whether all tokens were followed.
     """
+    length = nodes[1]
     while at < stop:
         room = length[node] - used if node >= 0 else 0
         if room > 0:
@@ -52,7 +50,7 @@ def walk_down(node, used, at, stop, values, tokens, start, length, child_begin, 
             used += step
             at += step
             continue
-        child = find_child(node, values[at], tokens, start, child_begin, children)
+        child = find_child(node, values[at], nodes)
         if child < 0:
             return node, used, False
         node = child
@@ -61,9 +59,7 @@ def walk_down(node, used, at, stop, values, tokens, start, length, child_begin, 
 
 
 @kernel
-def first_visitors(
-    order, example_begin, begin, end, owner, hangs_from, values, tokens, start, length, child_begin, children
-):
+def first_visitors(order, example_begin, begin, end, owner, hangs_from, values, nodes):
     """For each node of a forest the place in `order` of the first example that reaches its end, if it is a leaf.
 
     Args:
@@ -74,16 +70,13 @@ def first_visitors(
         owner: `int64[S]`, the stretch it hangs from, -1 for none.
         hangs_from: `int64[S]`, the token it hangs from.
         values: as in `walk_down`.
-        tokens: as in `walk_down`.
-        start: as in `walk_down`.
-        length: as in `walk_down`.
-        child_begin: as in `walk_down`.
-        children: as in `walk_down`.
+        nodes: as in `walk_down`.
 
     Returns:
         `int64[N]`, -1 for a node that is no leaf.
     """
-    visitor = np.full(len(start), -1, np.int64)
+    _, length, child_begin, _ = nodes
+    visitor = np.full(len(length), -1, np.int64)
     place = np.full(len(begin), -1, np.int64)
     used = np.zeros(len(begin), np.int64)
     reachable = np.ones(len(begin), np.bool_)
@@ -92,33 +85,14 @@ def first_visitors(
         for stretch in range(example_begin[example], example_begin[example + 1]):
             above = owner[stretch]
             if above >= 0:
+                stop = hangs_from[stretch] + 1
                 place[stretch], used[stretch], reachable[stretch] = walk_down(
-                    place[above],
-                    used[above],
-                    begin[above],
-                    hangs_from[stretch] + 1,
-                    values,
-                    tokens,
-                    start,
-                    length,
-                    child_begin,
-                    children,
+                    place[above], used[above], begin[above], stop, values, nodes
                 )
                 reachable[stretch] &= reachable[above]
             if not reachable[stretch]:
                 continue
-            node, into, _ = walk_down(
-                place[stretch],
-                used[stretch],
-                begin[stretch],
-                end[stretch],
-                values,
-                tokens,
-                start,
-                length,
-                child_begin,
-                children,
-            )
+            node, into, _ = walk_down(place[stretch], used[stretch], begin[stretch], end[stretch], values, nodes)
             if node < 0 or into < length[node] or visitor[node] >= 0:
                 continue
             if child_begin[node + 1] == child_begin[node + 2]:

@@ -1,18 +1,19 @@
 """From branches to nodes: the one form of a trie, whatever it grew from.
 
 A branch is cut where others hang from it; the pieces are the nodes. Where a branch ends and one only hangs from its
-end, they are one node. Children are ordered by their first token and nodes numbered in preorder, so neither the order
-of insertion nor which span came to be the branch shows in the result.
+end, they are one node of several pieces. That happens to the nodes of token trees only: a sequence that goes on beyond
+the end of a branch takes its place. Children are ordered by their first token and nodes numbered in preorder, so
+neither the order of insertion nor which span came to be the branch shows in the result.
 
-Cost: linear in branches and tokens, once the branches are sorted by offset and first token. Memory besides the result:
-32 bytes for each branch while the nodes are written, 16 afterwards.
+Cost: linear in branches, once they are sorted by offset and first token; no token is read but the first of each piece.
+Memory besides the result: 24 bytes for each branch while the nodes are written, 16 afterwards.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dagpack_hf.kernels import kernel
+from dagpack_hf.kernels import inlined, kernel
 
 
 @kernel
@@ -33,10 +34,10 @@ def group_children(parent, order):
         order: `int64[B - 1]`, the branches but the root, counted without it.
 
     Returns:
-        `first: int64[B + 1]` and `child: int32[B - 1]`: the children of `b` are `child[first[b] : first[b + 1]]`.
+        `first: int32[B + 1]` and `child: int32[B - 1]`: the children of `b` are `child[first[b] : first[b + 1]]`.
     """
     size = len(parent)
-    first = np.zeros(size + 1, np.int64)
+    first = np.zeros(size + 1, np.int32)
     for branch in range(1, size):
         first[parent[branch] + 1] += 1
     for branch in range(size):
@@ -51,7 +52,28 @@ def group_children(parent, order):
 
 
 @kernel
-def write_nodes(tokens, source, length, at, first, child):
+def count_pieces(length, at, first, child):
+    """Pieces that the branches are cut into; the arguments are as in `write_nodes`."""
+    pieces = 0
+    for branch in range(len(length)):
+        before = np.int64(0)
+        for index in range(first[branch], first[branch + 1]):
+            if at[child[index]] > before:
+                before = np.int64(at[child[index]])
+                pieces += 1
+        pieces += length[branch] > before
+    return pieces
+
+
+@inlined
+def written(branch, ahead, first, child, at):
+    """Tokens of a branch that are in pieces already: those before the children that it goes on from."""
+    index = ahead[branch]
+    return np.int64(at[child[index - 1]]) if index > first[branch] else np.int64(0)
+
+
+@kernel
+def write_nodes(tokens, source, length, at, depth, first, child, pieces, chains):
     """Write the nodes in preorder.
 
     Args:
@@ -59,46 +81,48 @@ def write_nodes(tokens, source, length, at, first, child):
         source: `int64[B]`, position of each branch in `tokens`.
         length: `int32[B]`, its tokens.
         at: `int32[B]`, behind how many tokens of its parent it hangs.
-        first: `int64[B + 1]`, from `group_children`.
+        depth: `int32[B]`, tokens above it.
+        first: `int32[B + 1]`, from `group_children`.
         child: `int32[B - 1]`, from `group_children`, siblings in the order of their offset and then first token.
+        pieces: from `count_pieces`.
+        chains: whether there may be nodes of several pieces.
 
     Returns:
-        `tokens`, `parent`, `start`, `length` and `depth` as in `TokenForest`; and where the pieces of the branches
-        are: `head: int32[B]`, the node of the first piece of each, and `following: int32[B - 1]`, the node of the
-        piece behind the last of the children that hang from one offset.
+        `parent` and `depth` of the nodes as in `TokenForest`, and with `chains` the first piece of each (`int32`);
+        position and length of the pieces in `tokens`, `int64[P]` and `int32[P]`, in the order of the nodes; and where
+        the pieces of the branches are: `head: int32[B]`, the node of the first piece of each, and
+        `following: int32[B - 1]`, the node of the piece behind the last of the children that hang from one offset.
     """
     size = len(source)
-    unique = np.int64(0)
-    for branch in range(size):
-        unique += length[branch]
-    written = np.empty(unique, np.int32)
-    parent = np.empty(2 * size, np.int32)
-    start = np.empty(2 * size, np.int64)
-    depth = np.empty(2 * size, np.int32)
+    parent = np.empty(pieces, np.int32)
+    node_depth = np.empty(pieces, np.int32)
+    first_piece = np.empty(pieces if chains else 0, np.int32)
+    piece_source = np.empty(pieces, np.int64)
+    piece_length = np.empty(pieces, np.int32)
     head = np.empty(size, np.int32)
     following = np.empty(len(child), np.int32)
-    done = np.zeros(size, np.int32)  # tokens of each branch that are written
     ahead = first[:size].copy()  # the next child on each branch
     stack = np.empty(size, np.int32)
     stack_parent = np.empty(size, np.int32)
     top = push_children(stack, stack_parent, 0, -1, child, 0, first[1], 0, np.int32(-1), tokens, source)
     node = -1
-    position = np.int64(0)
+    piece = 0
     while top:
         top -= 1
         branch = np.int64(stack[top])
-        above = np.int64(stack_parent[top])
         node += 1
-        parent[node] = above
-        start[node] = position
-        depth[node] = depth[above] + (start[above + 1] - start[above]) if above >= 0 else 0
+        parent[node] = stack_parent[top]
+        node_depth[node] = depth[branch] + written(branch, ahead, first, child, at)
+        if chains:
+            first_piece[node] = piece
         while True:
-            begin = np.int64(done[branch])
+            begin = written(branch, ahead, first, child, at)
             low = ahead[branch]
             last = first[branch + 1]
             end = np.int64(at[child[low]]) if low < last else np.int64(length[branch])
-            copy_tokens(tokens, source[branch] + begin, written, position, end - begin)
-            position += end - begin
+            piece_source[piece] = source[branch] + begin
+            piece_length[piece] = end - begin
+            piece += 1
             if begin:
                 following[low - 1] = node
             else:
@@ -106,20 +130,15 @@ def write_nodes(tokens, source, length, at, first, child):
             high = low
             while high < last and at[child[high]] == end:
                 high += 1
-            done[branch] = end
             ahead[branch] = high
             goes_on = end < length[branch]
             if goes_on or high - low != 1:
                 break
             branch = np.int64(child[low])
-        start[node + 1] = position
         first_token = tokens[source[branch] + end] if goes_on else np.int32(-1)
         top = push_children(stack, stack_parent, top, node, child, low, high, branch, first_token, tokens, source)
     count = node + 1
-    node_length = np.empty(count, np.int32)
-    for node in range(count):
-        node_length[node] = start[node + 1] - start[node]
-    return written, parent[:count].copy(), start[:count].copy(), node_length, depth[:count].copy(), head, following
+    return parent[:count], node_depth[:count], first_piece, piece_source, piece_length, head, following
 
 
 @kernel
@@ -143,12 +162,19 @@ def push_children(stack, stack_parent, top, node, child, low, high, branch, firs
 
 
 @kernel
-def copy_tokens(tokens, begin, written, position, length):
-    """Copy a span."""
-    source = np.uint64(begin)
-    goal = np.uint64(position)
-    for j in range(np.uint64(length)):
-        written[goal + j] = tokens[source + j]
+def copy_pieces(values, source, length):
+    """Copies of stretches of `values`, one after the other."""
+    total = np.int64(0)
+    for piece in range(len(source)):
+        total += length[piece]
+    copied = np.empty(total, values.dtype)
+    at = np.uint64(0)
+    for piece in range(len(source)):
+        first = np.uint64(source[piece])
+        for i in range(np.uint64(length[piece])):
+            copied[at + i] = values[first + i]
+        at += np.uint64(length[piece])
+    return copied
 
 
 @kernel
@@ -161,7 +187,7 @@ def find_nodes(last_branch, begin, end, above, depth, first, child, at, head, fo
         end: `int64[n]`, one past its last token.
         above: `int32[n]`, tokens above it; empty: none.
         depth: `int32[B]`, tokens above each branch.
-        first: `int64[B + 1]`, as in `write_nodes`, like the others.
+        first: `int32[B + 1]`, as in `write_nodes`, like the others.
         child: `int32[B - 1]`.
         at: `int32[B]`.
         head: `int32[B]`.

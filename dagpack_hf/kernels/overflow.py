@@ -144,14 +144,3 @@ def kept_lengths(parent, start, length, depth, count, limit):
             is_cut[parent[node]] |= is_cut[node]
             needed[parent[node]] |= size > 0
     return kept
-
-
-@kernel
-def copy_pieces(values, start, length, out):
-    """Copy the pieces `values[start[i] : start[i] + length[i]]`, one after the other."""
-    at = np.uint64(0)
-    for piece in range(len(start)):
-        first = np.uint64(start[piece])
-        for i in range(np.uint64(length[piece])):
-            out[at + i] = values[first + i]
-        at += np.uint64(length[piece])

@@ -12,7 +12,7 @@ Branch 0 is empty: the root. No token is stored: a branch is a position in `toke
 Cost: each token is compared once, in blocks of 64, and each step costs a look-up. Where spans leave branch after
 branch, inserting the longest first lets each branch go on as far as any span can, and no path has more than
 `sqrt(2 * unique tokens)` steps (long-path decomposition; Bender and Farach-Colton, The level ancestor problem
-simplified, 2004). Memory: 24 bytes for each branch, 16 to 32 for its slot in the table, 4 for each span;
+simplified, 2004). Memory: 24 bytes for each branch, 11 to 21 for its slot in the table, 4 for each span;
 there are at most as many branches as spans.
 """
 
@@ -180,7 +180,7 @@ def grow(tokens, begin, end, owner, hangs_from, order, patience):
             table[slot] = (mark << np.uint64(32)) | np.uint64(size)
             branch = np.int64(size)
             size += 1
-            if 2 * size > len(table):
+            if 4 * size > 3 * len(table):
                 table = doubled(table)
             break
         last_branch[span] = branch

@@ -14,12 +14,6 @@ from dagpack_hf.kernels.preorder import link_children, next_in_preorder
 
 IGNORE_INDEX = np.int32(-100)
 
-ONCE, PATHS, ONCE_WEIGHTED, PATHS_WEIGHTED = range(4)
-"""Weight of a target: 1; its count; its mean weight; its weight."""
-
-CONTEXT = -2
-"""Instead of a target: another window trains the segment."""
-
 
 @kernel
 def measure_windows(parent, length, leaf, offset):
@@ -99,7 +93,7 @@ def collect_segments(leaves, parent, slot, own, above):
 
 
 @kernel
-def order_segments(window, own, above, child, sibling, weight, segments, trainer, spans, ends, targets):
+def order_segments(window, own, above, child, sibling, weight, segments, trainer, at_value, spans, ends, laid, trains):
     """Lay out the segments of a window, heavy child first; those without tokens are left out.
 
     Args:
@@ -111,15 +105,16 @@ def order_segments(window, own, above, child, sibling, weight, segments, trainer
         weight: tokens of each one's subtree in this window.
         segments: as in `write_windows`.
         trainer: as in `write_windows`.
-        spans: `uint64[4, n]`; on return first position, length, first token and depth of each segment.
+        at_value: `int64[M]`, where the tokens of each segment are.
+        spans: `uint64[4, n]`; on return first position, length, where the tokens are, and depth of each segment.
         ends: `int64[n]`; on return one past the last position of each segment's subtree.
-        targets: `int64[n]`; on return the target of each segment's last position, -1 for none, `CONTEXT` if another
-            window trains the segment.
+        laid: `int64[n]`; on return the segments in the order in which they are laid out.
+        trains: `bool[n]`; on return whether this window trains each; another one does if not.
 
     Returns:
         Number of segments.
     """
-    _, start, length, depth, target = segments
+    _, length, depth = segments
     at = count = 0
     index = child[len(child) - 1]
     while index >= 0:
@@ -127,23 +122,31 @@ def order_segments(window, own, above, child, sibling, weight, segments, trainer
         if length[segment] > 0:
             spans[0, count] = at
             spans[1, count] = length[segment]
-            spans[2, count] = start[segment]
+            spans[2, count] = at_value[segment]
             spans[3, count] = depth[segment]
             ends[count] = at + weight[index]
-            targets[count] = target[segment] if trainer[segment] == window else CONTEXT
+            laid[count] = segment
+            trains[count] = trainer[segment] == window
             at += length[segment]
             count += 1
         index = next_in_preorder(index, above, child, sibling)
     return count
 
 
+@inlined
+def copy(values, first, goal, at, length):
+    """Copy `values[first : first + length]` to `goal[at:]`."""
+    a = np.uint64(first)
+    b = np.uint64(at)
+    for i in range(np.uint64(length)):
+        goal[b + i] = values[a + i]
+
+
 @kernel
-def write_tokens(spans, tokens, input_ids):
+def write_tokens(spans, values, input_ids):
     """Copy the tokens of each segment."""
     for index in range(spans.shape[1]):
-        at, token = spans[0, index], spans[2, index]
-        for i in range(spans[1, index]):
-            input_ids[at + i] = tokens[token + i]
+        copy(values, spans[2, index], input_ids, spans[0, index], spans[1, index])
 
 
 @kernel
@@ -165,67 +168,53 @@ def write_ends(spans, ends, subtree_end):
 
 
 @inlined
-def target_weights(mode, at, length, token, target_count, target_weight, loss_weight):
-    """Weights of the targets `token, token + 1 ...` at the positions `at, at + 1 ...`."""
-    if mode == ONCE:
-        for i in range(length):
-            loss_weight[at + i] = np.float32(target_count[token + i] > 0)
-    elif mode == PATHS:
-        for i in range(length):
-            loss_weight[at + i] = np.float32(target_count[token + i])
-    elif mode == ONCE_WEIGHTED:
-        for i in range(length):
-            count = np.float64(max(target_count[token + i], np.int32(1)))
-            loss_weight[at + i] = np.float32(target_weight[token + i] / count)
-    else:
-        for i in range(length):
-            loss_weight[at + i] = np.float32(target_weight[token + i])
+def fill(values, begin, end, value):
+    """Write one value to `values[begin:end]`."""
+    for i in range(np.uint64(begin), np.uint64(end)):
+        values[i] = value
 
 
 @kernel
-def write_weights(mode, spans, targets, target_count, target_weight, loss_weight):
-    """Write the weight of each position's target, 0 for none: of the next token, and of `targets` at the last."""
-    one = np.uint64(1)
+def write_targets(spans, own, trained_here, source, shift_labels, loss_weight):
+    """Write the target of each position and its weight: the next token, and at the end of a segment its own target.
+
+    Args:
+        spans: as in `order_segments`.
+        own: `int64[n]`, the segments.
+        trained_here: `bool[n]`, whether this window trains each; the others are context.
+        source: as in `write_windows`.
+        shift_labels: of the window, written to.
+        loss_weight: of the window, written to.
+    """
+    values, _, start, first_run, target, target_weight, run_end, run_weight, run_trained = source
     for index in range(spans.shape[1]):
-        at, length, token = spans[0, index], spans[1, index], spans[2, index]
-        last = at + length - one
-        if targets[index] == CONTEXT:
-            for i in range(length):
-                loss_weight[at + i] = np.float32(0)
+        segment = own[index]
+        at = np.int64(spans[0, index])
+        last = at + np.int64(spans[1, index]) - 1
+        if not trained_here[index]:
+            fill(shift_labels, at, last + 1, IGNORE_INDEX)
+            fill(loss_weight, at, last + 1, np.float32(0))
             continue
-        target_weights(mode, at, length - one, token + one, target_count, target_weight, loss_weight)
-        loss_weight[last] = np.float32(0)
-        if targets[index] >= 0:
-            target = np.uint64(targets[index])
-            target_weights(mode, last, one, target, target_count, target_weight, loss_weight)
-
-
-@inlined
-def target_labels(at, length, token, tokens, path_weight, shift_labels):
-    """Labels of the targets `token, token + 1 ...` at the positions `at, at + 1 ...`."""
-    for i in range(length):
-        shift_labels[at + i] = tokens[token + i] if path_weight[token + i] > 0 else IGNORE_INDEX
+        run = first_run[segment]
+        shift = at - start[segment] - 1  # the position whose target is a token, less the token
+        token = np.int64(spans[2, index]) + 1
+        while at < last:
+            stop = min(run_end[run] + shift, last)
+            if stop > at:
+                if run_trained[run]:
+                    copy(values, token, shift_labels, at, stop - at)
+                else:
+                    fill(shift_labels, at, stop, IGNORE_INDEX)
+                fill(loss_weight, at, stop, run_weight[run])
+                token += stop - at
+                at = stop
+            run += 1
+        shift_labels[last] = target[segment] if target[segment] >= 0 else IGNORE_INDEX
+        loss_weight[last] = target_weight[segment]
 
 
 @kernel
-def write_labels(spans, targets, tokens, path_weight, shift_labels):
-    """Write the target of each position: the next token, and that of `targets` at the last, where it is trained."""
-    one = np.uint64(1)
-    for index in range(spans.shape[1]):
-        at, length, token = spans[0, index], spans[1, index], spans[2, index]
-        last = at + length - one
-        if targets[index] == CONTEXT:
-            for i in range(length):
-                shift_labels[at + i] = IGNORE_INDEX
-            continue
-        target_labels(at, length - one, token + one, tokens, path_weight, shift_labels)
-        shift_labels[last] = IGNORE_INDEX
-        if targets[index] >= 0:
-            target_labels(last, one, np.uint64(targets[index]), tokens, path_weight, shift_labels)
-
-
-@kernel
-def write_windows(which, begin, leaf, offset, mode, segments, trainer, most, slot, forest, columns):
+def write_windows(which, begin, leaf, offset, segments, trainer, most, slot, source, columns):
     """Write some windows as rows.
 
     Args:
@@ -233,21 +222,20 @@ def write_windows(which, begin, leaf, offset, mode, segments, trainer, most, slo
         begin: `int64[w + 1]`, where each begins and the last ends.
         leaf: `int64[L]`, leaf segments, window by window.
         offset: `int64[W + 1]`, first leaf of each window.
-        mode: one of the four weightings.
-        segments: `(parent, start, length, depth, target)`, `int64[M]` each.
+        segments: `(parent, length, depth)`, `int64[M]` each.
         trainer: `int64[M]`, the window that trains each segment.
         most: segments of the window with the most of them.
         slot: `int64[M]`, all -1, and left so.
-        forest: `(tokens, target_count, target_weight)`: `int32[U]`, `int32[U]` and `float64[U]`, which is empty if
-            there are no weights.
+        source: a `Source` of `layout`.
         columns: the five vectors of the rows, in the order of `ROW_COLUMNS`.
     """
-    parent, length = segments[0], segments[2]
-    tokens, target_count, target_weight = forest
+    parent, length = segments[0], segments[1]
+    values, at_value = source[0], source[1]
     input_ids, shift_labels, position_ids, subtree_end, loss_weight = columns
     scratch = np.empty((8, most + 1), np.int64)
     own, above, child, sibling = scratch[0], scratch[1], scratch[2], scratch[3]
-    tokens_of, weight, ends, targets = scratch[4], scratch[5], scratch[6], scratch[7]
+    tokens_of, weight, ends, laid = scratch[4], scratch[5], scratch[6], scratch[7]
+    trains = np.empty(most, np.bool_)
     spans = np.empty((4, most), np.uint64)
     for row in range(len(which)):
         window = which[row]
@@ -257,18 +245,26 @@ def write_windows(which, begin, leaf, offset, mode, segments, trainer, most, slo
             tokens_of[index] = length[own[index]]
         link_children(size, above, tokens_of, weight, child, sibling)
         count = order_segments(
-            window, own, above, child[: size + 1], sibling, weight, segments, trainer, spans, ends, targets
+            window,
+            own,
+            above,
+            child[: size + 1],
+            sibling,
+            weight,
+            segments,
+            trainer,
+            at_value,
+            spans,
+            ends,
+            laid,
+            trains,
         )
         low, high = begin[row], begin[row + 1]
-        laid = spans[:, :count]
-        write_tokens(laid, tokens, input_ids[low:high])
-        write_depths(laid, position_ids[low:high])
-        write_ends(laid, ends, subtree_end[low:high])
-        write_weights(mode, laid, targets, target_count, target_weight, loss_weight[low:high])
-        if mode <= PATHS:
-            write_labels(laid, targets, tokens, target_count, shift_labels[low:high])
-        else:
-            write_labels(laid, targets, tokens, target_weight, shift_labels[low:high])
+        held = spans[:, :count]
+        write_tokens(held, values, input_ids[low:high])
+        write_depths(held, position_ids[low:high])
+        write_ends(held, ends, subtree_end[low:high])
+        write_targets(held, laid, trains, source, shift_labels[low:high], loss_weight[low:high])
 
 
 @kernel

@@ -14,7 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from dagpack_hf.kernels import kernel
-from dagpack_hf.kernels.plan import bottom_up, descending, least, link_leaves, minimum_tree, nearest, sizes_of
+from dagpack_hf.kernels.bottom_up import bottom_up
+from dagpack_hf.kernels.plan import descending, least, link_leaves, minimum_tree, nearest, sizes_of
 from dagpack_hf.kernels.rooms import no_rooms
 
 WINDOWS = 8
