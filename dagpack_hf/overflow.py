@@ -7,7 +7,7 @@ out, also those before the border, and leaves the context that other turns need.
 tally only, a count and a weight. Going up it is the smallest tally so far: where fewer sequences have a target, those
 are all that are left.
 
-Cost: linear in nodes and tokens; the counts of all tokens are written out, 12 bytes for each (28 with weights).
+Cost: linear in nodes and in runs of equal tallies; no token is read.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dagpack_hf.kernels.canonical import copy_pieces
 from dagpack_hf.kernels.overflow import count_beyond, cut_runs, kept_lengths
+from dagpack_hf.spans import FloatArray, IntArray, LongArray
 from dagpack_hf.tally import Tally
-from dagpack_hf.trie import FloatArray, IntArray, TokenForest
+from dagpack_hf.trie import TokenForest
 
 OVERFLOW_CHOICES = ("error", "truncate", "drop")
 
@@ -82,28 +82,60 @@ def limit_paths(forest: TokenForest, max_length: int, overflow: str = "error") -
             "leave out the sequences that reach beyond."
         )
 
-    original, given = forest.target_count, forest.target_weight
-    count, weight = original.copy(), np.zeros(0) if given is None else given
-    shape = (forest.parent, forest.start, forest.length, forest.depth)
-    lost, lost_targets = count_beyond(*shape, original, max_length)
-    crossing, taken = cut_runs(*shape, original, max_length, overflow == "drop", count, weight)
+    stretches = Stretches.of(forest, max_length)
+    shape = (forest.parent, forest.depth, stretches.first, stretches.length)
+    count = stretches.count.copy()
+    weight = np.zeros(0) if stretches.weight is None else stretches.weight.copy()
+    lost, lost_targets = count_beyond(*shape, stretches.count, max_length)
+    crossing, taken = cut_runs(*shape, stretches.count, max_length, overflow == "drop", count, weight)
     length = kept_lengths(*shape, count, max_length)
-    clipped = _clip(forest, length, count, None if given is None else weight)
+    tally = Tally(np.cumsum(length), count, None if stretches.weight is None else weight)
+    clipped = _clip(forest, np.add.reduceat(length, stretches.first[:-1]), tally.some(length > 0).merged())
     return clipped, Overflow(crossing, lost, forest.num_tokens - clipped.num_tokens, lost_targets + taken)
 
 
-def _clip(forest: TokenForest, length: IntArray, count: IntArray, weight: FloatArray | None) -> TokenForest:
-    """The first tokens of each node, with the tallies in `count` and `weight`, `[U]`."""
+@dataclass(frozen=True)
+class Stretches:
+    """Tokens of equal tallies: the runs of a forest, cut where nodes end and where a limit is.
+
+    Args:
+        first: `int64[N + 1]`, the first stretch of each node.
+        length: `int64[S]`, tokens of each stretch, at least 1.
+        count: `int32[S]`, how many sequences train each of its tokens.
+        weight: `float64[S]`, what they weigh together; `None`: each weighs 1.
+    """
+
+    first: LongArray
+    length: LongArray
+    count: IntArray
+    weight: FloatArray | None
+
+    @classmethod
+    def of(cls, forest: TokenForest, limit: int) -> Stretches:
+        """The stretches of a forest that is not empty."""
+        start, depth, tally = forest.start, forest.depth, forest.tally
+        crossing = (depth < limit) & (limit < depth + forest.length)
+        at_limit = start[crossing] + limit - depth[crossing]
+        end = np.unique(np.concatenate([tally.end, start[1:], at_limit]))
+        run = tally.run_of(end - 1)
+        return cls(
+            np.append(np.searchsorted(end, start, side="right"), len(end)),
+            np.diff(end, prepend=0),
+            tally.count[run],
+            None if tally.weight is None else tally.weight[run],
+        )
+
+
+def _clip(forest: TokenForest, length: LongArray, tally: Tally) -> TokenForest:
+    """The first `length` tokens of each node, with these tallies."""
     keep = np.flatnonzero(length > 0)
     new_id = np.full(forest.num_nodes + 1, -1, np.int32)
     new_id[keep] = np.arange(len(keep), dtype=np.int32)
-    start, length = forest.start[keep], length[keep]
-    kept = (copy_pieces(each, start, length) for each in (count, weight) if each is not None)
     return replace(
         forest,
         source=forest.source[keep],
         parent=new_id[forest.parent[keep]],
-        length=length,
+        length=length[keep].astype(np.int32),
         depth=forest.depth[keep],
-        tally=Tally.of_tokens(*kept),
+        tally=tally,
     )

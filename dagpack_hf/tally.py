@@ -43,9 +43,11 @@ class Tally:
         last[:-1] = self.count[1:] != self.count[:-1]
         if self.weight is not None:
             last[:-1] |= self.weight[1:] != self.weight[:-1]
-        if last.all():
-            return self
-        return Tally(self.end[last], self.count[last], None if self.weight is None else self.weight[last])
+        return self if last.all() else self.some(last)
+
+    def some(self, runs: npt.NDArray[np.bool_]) -> Tally:
+        """Some of the runs; each goes on from the one before it that is left."""
+        return Tally(self.end[runs], self.count[runs], None if self.weight is None else self.weight[runs])
 
     @property
     def length(self) -> LongArray:
