@@ -14,8 +14,12 @@ _EXPORTS = {
     "PackReport": "packing",
     "pack_dataset": "packing",
     "pack_forest": "packing",
+    "pack_ray_dataset": "external.distributed",
     "Rows": "layout",
     "unpack": "layout",
+    "save_rows": "shards",
+    "push_rows_to_hub": "hub",
+    "push_saved_rows": "hub",
     "load_sessions": "pi",
     "tokenize_conversations": "render",
     "DagCollator": "collator",
@@ -28,6 +32,9 @@ __all__ = ["__version__", *_EXPORTS]
 if TYPE_CHECKING:
     from dagpack_hf.collator import DagCollator as DagCollator
     from dagpack_hf.config import DagSFTConfig as DagSFTConfig
+    from dagpack_hf.external.distributed import pack_ray_dataset as pack_ray_dataset
+    from dagpack_hf.hub import push_rows_to_hub as push_rows_to_hub
+    from dagpack_hf.hub import push_saved_rows as push_saved_rows
     from dagpack_hf.layout import Rows as Rows
     from dagpack_hf.layout import unpack as unpack
     from dagpack_hf.packing import BatchPacker as BatchPacker
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
     from dagpack_hf.packing import pack_forest as pack_forest
     from dagpack_hf.pi import load_sessions as load_sessions
     from dagpack_hf.render import tokenize_conversations as tokenize_conversations
+    from dagpack_hf.shards import save_rows as save_rows
     from dagpack_hf.trainer import DagSFTTrainer as DagSFTTrainer
     from dagpack_hf.trie import TokenForest as TokenForest
     from dagpack_hf.trie import TokenTree as TokenTree

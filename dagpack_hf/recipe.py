@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from dagpack_hf.cli.arguments import session_paths
 from dagpack_hf.cli.reading import read_prompt
 from dagpack_hf.config import DagSFTConfig
-from dagpack_hf.pi import load_sessions
+from dagpack_hf.pi import LoadReport, load_sessions
 from dagpack_hf.sample import sample_tokenizer
 from dagpack_hf.trainer import DagSFTTrainer
 
@@ -61,6 +62,8 @@ class SessionArguments:
             Only sessions with such names have targets: patterns.
         labels (`list[str]`, *optional*):
             Only branches through an entry with such a label have targets: patterns.
+        rows (`str`, *optional*):
+            Packed rows to train on instead of sessions: a folder of `dagpack pack`, or a data set on the Hub.
         tiny_model (`bool`, *optional*, defaults to `False`):
             Train a tiny Llama with random weights and the bundled tokenizer, to try things out without a download.
     """
@@ -102,6 +105,12 @@ class SessionArguments:
     )
     labels: list[str] | None = field(
         default=None, metadata={"help": "Only branches through an entry with such a label have targets: patterns."}
+    )
+    rows: str | None = field(
+        default=None,
+        metadata={
+            "help": "Packed rows to train on instead of sessions: a folder of dagpack pack, or a data set on the Hub."
+        },
     )
     tiny_model: bool = field(
         default=False,
@@ -166,17 +175,7 @@ def train(session_args: SessionArguments, training_args: DagSFTConfig, model_arg
     """
     if session_args.tiny_model == bool(model_args.model_name_or_path):
         raise ValueError("Give either --model_name_or_path NAME_OR_FOLDER, or --tiny_model true to try things out.")
-    reading = {name: getattr(session_args, name) for name in _READING}
-    dataset, report = load_sessions(
-        session_paths(session_args.sessions),
-        num_proc=training_args.dataset_num_proc,
-        return_report=True,
-        **reading,
-        **read_prompt(session_args.system_prompt, session_args.tools),
-    )
-    if not len(dataset):
-        raise ValueError(f"There is no turn to train in these sessions: {report}")
-
+    dataset, report = _training_data(session_args, training_args)
     set_seed(training_args.seed)
     tokenizer: PreTrainedTokenizerBase
     model: str | LlamaForCausalLM
@@ -209,6 +208,26 @@ def train(session_args: SessionArguments, training_args: DagSFTConfig, model_arg
         trainer.push_to_hub()
     trainer.end()
     return trainer
+
+
+def _training_data(session_args: SessionArguments, training_args: DagSFTConfig) -> tuple[Dataset, LoadReport | None]:
+    """Packed rows, or conversations and what was read of them."""
+    if session_args.rows is not None:
+        ignored = [name for name in ("sessions", "system_prompt", "tools", *_READING) if getattr(session_args, name)]
+        if ignored:
+            raise ValueError(f"--rows are packed already, so they go without --{' and --'.join(ignored)}.")
+        return load_dataset(session_args.rows, split="train"), None
+    reading = {name: getattr(session_args, name) for name in _READING}
+    dataset, report = load_sessions(
+        session_paths(session_args.sessions),
+        num_proc=training_args.dataset_num_proc,
+        return_report=True,
+        **reading,
+        **read_prompt(session_args.system_prompt, session_args.tools),
+    )
+    if not len(dataset):
+        raise ValueError(f"There is no turn to train in these sessions: {report}")
+    return dataset, report
 
 
 def tiny_llama(tokenizer: PreTrainedTokenizerBase, seed: int | None = None) -> LlamaForCausalLM:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, load_from_disk
+from datasets import Dataset, load_dataset
 
 from dagpack_hf import __version__
 from dagpack_hf.cli import main
@@ -20,6 +20,7 @@ from dagpack_hf.cli.arguments import quiet_libraries
 from dagpack_hf.cli.demo import demonstrate
 from dagpack_hf.pi import export_turns
 from dagpack_hf.sample import sample_sessions
+from dagpack_hf.shards import saved_report
 from tests.pi_sessions import SessionBuilder, image
 
 PI = Path(__file__).parents[1] / ".." / "shared" / "pi"
@@ -317,18 +318,100 @@ def test_pack_saves_rows_and_report(capfd, tmp_path):
     argv = ["pack", *SHORT, "--tokenizer", "sample", "--max-length", "4096", "--out", str(out)]
     status, printed, _ = run(capfd, *argv, "--loss-weighting", "paths", "--seed", "3")
     assert status == 0 and "reuse ratio" in printed and f"rows in {out}" in printed
-    rows = load_from_disk(out)
-    report = json.loads((out / "report.json").read_text())
-    assert report["packing"]["windows"] == len(rows) and report["seed"] == 3
-    assert sum(map(np.sum, rows["loss_weight"])) == report["packing"]["loss_weight"]
-    assert report["packing"]["loss_weighting"] == "paths" and report["load"]["targets"] == 6
+    rows = load_dataset(str(out), split="train")
+    report = saved_report(out)
+    figures = report["packing"]["train"]
+    assert figures["windows"] == len(rows) and (report["seed"], report["tokenizer"]) == (3, "sample")
+    assert sum(map(np.sum, rows["loss_weight"])) == figures["loss_weight"]
+    assert figures["loss_weighting"] == "paths" and report["load"]["targets"] == 6
+    assert f"| windows | {len(rows):,} |" in (out / "README.md").read_text()
 
     status, _, err = run(capfd, *argv)
     assert status == 2 and "--overwrite" in err
-    status, printed, err = run(capfd, *argv, "--overwrite", "--json")
+    argv[1 : 1 + len(SHORT)] = ["sample"]
+    status, printed, err = run(capfd, *argv, "--max-shard-size", "10KB", "--overwrite", "--json")
     assert status == 0 and json.loads(printed)["packing"]["loss_weighting"] == "once" and "turns rendered" in err
-    assert json.loads((out / "report.json").read_text())["packing"]["loss_weighting"] == "once"
+    assert saved_report(out)["packing"]["train"]["loss_weighting"] == "once"
+    assert len(list(out.glob("data-*/*.parquet"))) > 1
     assert [path.name for path in tmp_path.iterdir()] == ["rows"], "nothing else is left behind"
+    assert len(list(out.iterdir())) == 3
+
+
+def test_packed_rows_are_trained_on(capfd, tmp_path):
+    from dagpack_hf import DagSFTConfig, DagSFTTrainer
+    from dagpack_hf.recipe import tiny_llama
+    from dagpack_hf.sample import sample_tokenizer
+
+    out = tmp_path / "rows"
+    argv = ["pack", *SHORT, "--tokenizer", "sample", "--max-length", "4096", "--out", str(out)]
+    assert run(capfd, *argv)[0] == 0
+    args = DagSFTConfig(
+        output_dir=str(tmp_path / "out"), max_length=4096, max_steps=1, use_cpu=True, bf16=False, report_to="none"
+    )
+    tokenizer = sample_tokenizer()
+    rows = load_dataset(str(out), split="train")
+    trainer = DagSFTTrainer(tiny_llama(tokenizer), args=args, train_dataset=rows, processing_class=tokenizer)
+    assert trainer._total_weight == saved_report(out)["packing"]["train"]["loss_weight"]
+    assert np.isfinite(trainer.train().training_loss)
+
+
+def test_the_saved_report_does_not_say_where_files_lie(capfd, tmp_path):
+    from dagpack_hf.sample import sample_tokenizer
+
+    sample_tokenizer().save_pretrained(tmp_path / "private" / "model")
+    sessions = tmp_path / "private" / "s.jsonl"
+    sessions.write_bytes(Path(SHORT[0]).read_bytes() + b"{broken\n")
+    argv = ["pack", str(sessions), "--tokenizer", str(tmp_path / "private" / "model"), "--max-length", "4096"]
+    status, printed, err = run(capfd, *argv, "--out", str(tmp_path / "rows"), "--json")
+    assert status == 0 and "private" in json.loads(printed)["tokenizer"] and "s.jsonl" in err
+    report = saved_report(tmp_path / "rows")
+    assert report["tokenizer"] == "model" and sum(report["load"]["skipped_lines"].values()) == 1
+    assert not any(b"private" in file.read_bytes() for file in (tmp_path / "rows").rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_pack_pushes_only_when_it_is_asked_to(capfd, tmp_path, monkeypatch, public):
+    from types import SimpleNamespace
+
+    from dagpack_hf import hub
+
+    pushed = []
+
+    def push(path, repo_id, *, private):
+        pushed.append((path, repo_id, private, len(load_dataset(str(path), split="train"))))
+        return SimpleNamespace(commit_url="https://hub/me/rows/commit/1")
+
+    monkeypatch.setattr(hub, "push_saved_rows", push)
+    out = str(tmp_path / "rows")
+    argv = ["pack", *SHORT, "--tokenizer", "sample", "--max-length", "4096", "--out", out, "--overwrite"]
+    status, printed, _ = run(capfd, *argv)
+    assert status == 0 and not pushed and "pushed" not in printed
+    status, printed, _ = run(capfd, *argv, "--push-to-hub", "me/rows", *(["--public"] if public else []))
+    assert status == 0 and "pushed them to https://hub/me/rows/commit/1" in printed
+    assert pushed == [(out, "me/rows", not public, saved_report(out)["packing"]["train"]["windows"])]
+
+    def fail(*args, **options):
+        raise OSError("no route to the Hub.")
+
+    monkeypatch.setattr(hub, "push_saved_rows", fail)
+    status, _, err = run(capfd, *argv, "--push-to-hub", "me/rows")
+    assert status == 1 and f"saved in {out}, but not pushed: no route to the Hub." in err
+    assert f"push_saved_rows({out!r}, 'me/rows', private=True)" in err and saved_report(out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-shard-size", "huge"], "'huge' is no size"),
+        (["--max-shard-size", "0MB"], "'0MB' is no size"),
+        (["--public"], "--public says how to push"),
+        (["--push-to-hub", "a/b/c"], "--push-to-hub a/b/c"),
+    ],
+)
+def test_options_of_saving_that_are_wrong_are_named(capfd, tmp_path, options, message):
+    argv = ["pack", *SHORT, "--tokenizer", "sample", "--max-length", "4096", "--out", str(tmp_path / "rows")]
+    status, _, err = run(capfd, *argv, *options)
+    assert status == 2 and message in err and not list(tmp_path.iterdir())
 
 
 def test_pack_never_replaces_what_it_did_not_make(capfd, tmp_path):
@@ -336,7 +419,7 @@ def test_pack_never_replaces_what_it_did_not_make(capfd, tmp_path):
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     argv = ["pack", *SHORT, "--tokenizer", "sample", "--max-length", "4096", "--out", str(tmp_path / "mine")]
     status, _, err = run(capfd, *argv, "--overwrite")
-    assert status == 2 and "holds no rows of an earlier run" in err and (tmp_path / "mine" / "thesis.tex").exists()
+    assert status == 2 and "holds no packed rows" in err and (tmp_path / "mine" / "thesis.tex").exists()
 
 
 def test_a_failed_pack_leaves_nothing(capfd, tmp_path):

@@ -68,6 +68,18 @@ def test_train_command(capfd, tmp_path, weighting):
     assert repr(weighting) in out and (tmp_path / "out" / "adapter_model.safetensors").is_file()
 
 
+def test_packed_rows_are_trained_on(capfd, tmp_path):
+    rows = str(tmp_path / "rows")
+    assert main(["pack", SHORT, "--tokenizer", "sample", "--max-length", "4096", "--out", rows]) == 0
+    argv = ["--rows", rows, "--tiny_model", "true", "--max_length", "4096", "--use_cpu", "--bf16", "false"]
+    argv += ["--report_to", "none", "--max_steps", "1", "--save_strategy", "no"]
+    argv += ["--output_dir", str(tmp_path / "out")]
+    assert main(["train", *argv]) == 0
+    assert "Model saved in" in capfd.readouterr().out
+    assert main(["train", *argv, "--sessions", SHORT]) == 1
+    assert "--rows are packed already, so they go without --sessions" in capfd.readouterr().err
+
+
 def test_all_options_of_the_train_command(capfd):
     assert main(["train", "--help-all"]) == 0
     out = capfd.readouterr().out

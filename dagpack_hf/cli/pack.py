@@ -1,14 +1,9 @@
-"""`dagpack pack`: session files to a data set of packed rows on disk."""
+"""`dagpack pack`: session files to a data set of packed rows on disk, and on the Hub if that is asked for."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -29,8 +24,12 @@ from dagpack_hf.cli.rendering import add_rendering, rendering_options
 
 _DESCRIPTION = """\
 Read pi sessions, render every trained turn in its exact context, merge everything by shared
-prefixes and pack it into windows. The rows are saved as a data set that datasets.load_from_disk
-reads and DagSFTTrainer trains on, with report.json beside them.
+prefixes and pack it into windows. The rows are saved as Parquet shards, with a card that states the
+report: a folder that datasets.load_dataset reads and DagSFTTrainer trains on. A run that is stopped
+leaves the folder as it was.
+
+Nothing leaves this machine without --push-to-hub. Packed rows hold the texts of the sessions as token
+ids, so pushing them uploads the sessions; the repository is private unless --public is given too.
 """
 
 _EPILOG = """\
@@ -38,6 +37,7 @@ examples:
   dagpack pack --tokenizer Qwen/Qwen3-0.6B --max-length 32768 --out rows
   dagpack pack ~/sessions --tokenizer ./my-model --max-length 65536 --overflow truncate --out rows
   dagpack pack sample --tokenizer sample --max-length 7168 --out rows --json
+  dagpack pack --tokenizer Qwen/Qwen3-0.6B --max-length 32768 --out rows --push-to-hub me/my-sessions
 
 dagpack stats shows which window lengths keep how much of the sharing.
 """
@@ -96,7 +96,20 @@ def add_parser(commands: Any) -> None:
         help="what to do with turns that are longer than a window (default: error)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="shuffles the windows (default: 0)")
-    parser.add_argument("--overwrite", action="store_true", help="replace DIR if an earlier run made it")
+    parser.add_argument("--overwrite", action="store_true", help="replace the rows in DIR")
+    parser.add_argument(
+        "--max-shard-size",
+        type=_size,
+        default="500MB",
+        metavar="SIZE",
+        help="largest size of a file, such as 500MB or 2GB (default: 500MB)",
+    )
+    parser.add_argument(
+        "--push-to-hub",
+        metavar="REPO_ID",
+        help="push the rows to this data set on the Hub too, a private one",
+    )
+    parser.add_argument("--public", action="store_true", help="the data set on the Hub may be public")
     add_rendering(parser, on_error="raise")
     add_reading(parser)
     add_json(parser)
@@ -104,9 +117,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Pack, save and print the reports."""
-    check_folder(options.out, options.overwrite)
-    from dagpack_hf import load_sessions, pack_dataset, tokenize_conversations
+    """Pack, save, push if asked to, and print the reports."""
+    _check(options)
+    from dagpack_hf import load_sessions, pack_dataset, save_rows, tokenize_conversations
 
     say = Printer(options.json)
     progress = show_progress()
@@ -137,52 +150,79 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(
                 f"no target fits into windows of --max-length {options.max_length} tokens; use longer ones"
             )
-        result = {
-            "tokenizer": options.tokenizer,
-            "seed": options.seed,
-            "load": asdict(loaded),
-            "render": asdict(rendered),
-            "packing": packed.to_dict(),
-        }
-        with new_folder(options.out) as folder:
-            rows.save_to_disk(folder)
-            with open(os.path.join(folder, "report.json"), "w", encoding="utf-8") as file:
-                json.dump(result, file, indent=2)
-    say(f"\n{packed}\n\nsaved {len(rows):,} rows in {options.out}")
-    say.result({**result, "out": options.out})
+        result = {"seed": options.seed, "load": asdict(loaded), "render": asdict(rendered)}
+        save_rows(
+            rows,
+            options.out,
+            packed,
+            max_shard_size=options.max_shard_size,
+            overwrite=options.overwrite,
+            tokenizer=_public_name(options.tokenizer),
+            details={name: _without_places(value) for name, value in result.items()},
+            progress=progress,
+        )
+        say(f"\n{packed}\n\nsaved {len(rows):,} rows in {options.out}")
+        if options.push_to_hub:
+            say(f"pushed them to {_push(options)}")
+    say.result({"tokenizer": options.tokenizer, **result, "packing": packed.to_dict(), "out": options.out})
     return 0
 
 
-def check_folder(path: str, overwrite: bool) -> None:
-    """Refuse a folder that is there, unless it may be replaced.
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what would fail when the work is done.
 
     Raises:
-        UsageError: If the folder is in the way.
+        UsageError: the folder is in the way, or the options for the Hub are wrong.
     """
-    if not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path)):
-        return
-    ours = all(os.path.isfile(os.path.join(path, name)) for name in ("report.json", "dataset_info.json"))
-    if not ours:
-        raise UsageError(f"--out {path}: is there already and holds no rows of an earlier run; choose another folder")
-    if not overwrite:
-        raise UsageError(f"--out {path}: is there already; choose another folder, or replace it with --overwrite")
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
+    from dagpack_hf.shards import check_destination
 
-@contextmanager
-def new_folder(path: str) -> Iterator[str]:
-    """A folder that appears under its name when it is complete, in place of the one that was there."""
-    path = os.path.abspath(path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix=f".{os.path.basename(path)}.") as work:
-        fresh, old = os.path.join(work, "new"), os.path.join(work, "old")
-        os.mkdir(fresh)
-        yield fresh
-        if os.path.lexists(path):
-            os.rename(path, old)
+    try:
+        check_destination(options.out, options.overwrite)
+    except FileExistsError as error:
+        raise UsageError(f"--out {error}") from error
+    if options.push_to_hub:
         try:
-            os.rename(fresh, path)
-        except OSError:
-            if os.path.lexists(old):
-                os.rename(old, path)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+            validate_repo_id(options.push_to_hub)
+        except HFValidationError as error:
+            raise UsageError(f"--push-to-hub {options.push_to_hub}: {error}") from error
+    elif options.public:
+        raise UsageError("--public says how to push, so it needs --push-to-hub REPO_ID")
+
+
+def _push(options: argparse.Namespace) -> str:
+    """Push the folder; return where to."""
+    from dagpack_hf import push_saved_rows
+
+    try:
+        return str(push_saved_rows(options.out, options.push_to_hub, private=not options.public).commit_url)
+    except (OSError, ValueError) as error:
+        again = f"push_saved_rows({options.out!r}, {options.push_to_hub!r}, private={not options.public})"
+        raise OSError(
+            f"the rows are saved in {options.out}, but not pushed: {error} When that is mended, dagpack_hf.{again} "
+            "pushes them without packing again"
+        ) from error
+
+
+def _public_name(tokenizer: str) -> str:
+    """Name of a tokenizer as others may see it: of a folder not where it lies."""
+    return os.path.basename(os.path.abspath(tokenizer)) if os.path.isdir(tokenizer) else tokenizer
+
+
+def _without_places(value: Any) -> Any:
+    """A report without its examples, which are names of session files."""
+    return {name: count for name, count in value.items() if name != "examples"} if isinstance(value, dict) else value
+
+
+def _size(text: str) -> str:
+    """Check a size in bytes."""
+    from datasets.utils.py_utils import convert_file_size_to_int
+
+    try:
+        valid = convert_file_size_to_int(text) > 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 500MB or 2GB")
+    return text
