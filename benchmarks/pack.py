@@ -1,13 +1,15 @@
 """Speed, memory and gap of packing: trie, plan, rows and the whole, beside TRL's packing and a dictionary trie.
 
     python benchmarks/pack.py [--quick] [--tokens N] [--large N] [--linear N] [--rounds R] [--corpora NAME ...]
+                              [--labels] [--tokenizer FILE]
 
 Every corpus (`packing_corpora.py`) is written to an Arrow file, mapped into memory and read once, and then packed with
-windows of four times its longest sequence. Agent corpora are measured at two sizes. Both packers get the same data set
-(`input_ids` only) and the same window length, and both write an Arrow file. Speeds are per *raw* token, the tokens of
-the sequences written out, which is what both read; that of *rows* is per position written, in memory. *plan* is all
-that decides which leaf goes where, with the lower bound. The dictionary trie, a dictionary for each token, merges a
-part: the first sequences, at most 1,000. Seconds are processor time, so that what else the machine does hardly shows;
+windows of four times its longest sequence. Agent corpora and documents are measured at two sizes. Both packers get the
+same data set (`input_ids`, with `--labels` also `labels`) and the same window length, and both write an Arrow file:
+ours five vectors for each position, TRL's one (two with labels). Speeds are per *raw* token, the tokens of the
+sequences written out, which is what both read; that of *rows* is per position written, in memory. *plan* is all that
+decides which leaf goes where, with the lower bound. The dictionary trie, a dictionary for each token, merges a part:
+the first sequences, at most 1,000. Seconds are processor time, so that what else the machine does hardly shows;
 nothing runs in parallel. Compiled code is compiled beforehand, and before each run the processor's caches are emptied,
 since a corpus is packed once and not again and again.
 
@@ -16,9 +18,10 @@ resident memory from the moment where the whole file is mapped and resident and 
 *B/sequence* is that of the trie divided by the number of sequences; *packing* is the same for all of `pack_dataset`.
 
 *Linear*: speed of the trie on an agent corpus of `--linear` tokens over that on one of `--tokens`, and memory of
-packing it. *Tokenising*: time of `pack_dataset` over that of tokenising as many raw tokens with the bundled tokenizer,
-in batches, on one thread; its speed is measured on the lines of the bundled sessions, again and again, so that it has most words in its cache: more
-than it reaches on new text.
+packing it. *Tokenising*: time of `pack_dataset` over that of tokenising as many raw tokens, in batches, on one thread.
+The speed of the tokenizer is measured on the lines of the bundled sessions, again and again, so that it has most words
+in its cache: more than it reaches on new text. By default it is the bundled one, which is small and fast;
+`--tokenizer` takes that of a model.
 
 Targets are printed as met or missed where the corpus is one that they are for: gaps of forests where a window has
 room for four of the longest sequences, or of 10,000 documents; memory per sequence of 50,000 sequences or more (of
@@ -38,6 +41,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +92,18 @@ def main(arguments: list[str] | None = None) -> None:
     figures = {}
     for title, (name, tokens, rounds) in sizes.items():
         with tempfile.TemporaryDirectory(prefix="packing-") as folder:
-            path = write_corpus(f"{folder}/corpus.arrow", name, tokens)
+            path = write_corpus(f"{folder}/corpus.arrow", name, tokens, labels=options.labels)
             figures[title] = measure(path, rounds, options.dict_tokens)
             figures[title]["memory"] = memory_of(path)
         median = figures[title]["median_s"]
         print(f"{title}: pack_dataset {median['pack_dataset']:.3f} s, TRL {median['trl bfd']:.3f} s", flush=True)
-    tokenizing = measure_tokenizer(options.rounds)
+    tokenizing = measure_tokenizer(options.tokenizer, options.rounds)
     for case in figures.values():
         case["share_of_tokenizing"] = (
             case["median_s"]["pack_dataset"] * tokenizing["tokens_per_s"] / case["raw_tokens"]
         )
     linear = {
-        name: measure_linear(name, options.tokens, options.linear, options.large_rounds)
+        name: measure_linear(name, options.tokens, options.linear, options.large_rounds, options.labels)
         for name in options.corpora
         if name in AGENTS
     }
@@ -143,6 +147,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--quick", action="store_true", help="same shape, 2 M tokens, none of the large corpora, 3 rounds"
     )
     parser.add_argument("--corpora", nargs="+", default=list(CORPORA), choices=list(CORPORA), help="only some of them")
+    parser.add_argument("--labels", action="store_true", help="corpora with labels: half of each sequence is trained")
+    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json instead of the bundled tokenizer")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.quick:
@@ -162,21 +168,25 @@ class Corpus:
         dataset: its data set.
         tokens: token ids of each record batch.
         offsets: offsets of its sequences in each record batch.
+        labels: their labels, if there are any.
     """
 
     dataset: Dataset
     tokens: list[np.ndarray]
     offsets: list[np.ndarray]
+    labels: list[np.ndarray] | None
 
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
         """Map a corpus and read it once."""
         dataset = Dataset.from_file(str(path))
-        chunks = dataset.data["input_ids"].chunks
-        tokens = [chunk.values.to_numpy() for chunk in chunks]
-        for values in tokens:
+        columns = {
+            name: [chunk.values.to_numpy() for chunk in dataset.data[name].chunks] for name in dataset.column_names
+        }
+        for values in chain.from_iterable(columns.values()):
             values.max()
-        return cls(dataset, tokens, [chunk.offsets.to_numpy() for chunk in chunks])
+        offsets = [chunk.offsets.to_numpy() for chunk in dataset.data["input_ids"].chunks]
+        return cls(dataset, columns["input_ids"], offsets, columns.get("labels"))
 
     @property
     def max_length(self) -> int:
@@ -191,10 +201,11 @@ class Corpus:
         """The first sequences, until they have so many tokens or the first record batch is at its end."""
         bounds = self.offsets[0]
         count = min(int(np.searchsorted(bounds, tokens)), len(bounds) - 1)
-        return Corpus(self.dataset, [self.tokens[0][: bounds[count]]], [bounds[: count + 1]])
+        labels = None if self.labels is None else [self.labels[0][: bounds[count]]]
+        return Corpus(self.dataset, [self.tokens[0][: bounds[count]]], [bounds[: count + 1]], labels)
 
     def merge(self) -> TokenForest:
-        return TokenForest.from_arrays(self.tokens, self.offsets)
+        return TokenForest.from_arrays(self.tokens, self.offsets, self.labels)
 
 
 # Measurement
@@ -331,11 +342,13 @@ def _megabytes(mib: float | None) -> float | None:
     return None if mib is None else mib * MIB / MB
 
 
-def measure_tokenizer(rounds: int) -> dict[str, Any]:
-    """Speed of the bundled tokenizer on the lines of the bundled sessions."""
+def measure_tokenizer(file: str | None, rounds: int) -> dict[str, Any]:
+    """Speed of a tokenizer, by default the bundled one, on the lines of the bundled sessions."""
+    from transformers import PreTrainedTokenizerFast
+
     from dagpack_hf.sample import sample_sessions, sample_tokenizer
 
-    tokenizer = sample_tokenizer()
+    tokenizer = sample_tokenizer() if file is None else PreTrainedTokenizerFast(tokenizer_file=file)
     lines = [
         line for path in sorted(sample_sessions().glob("*.jsonl")) for line in path.read_text("utf-8").split("\n")
     ]
@@ -350,10 +363,13 @@ def measure_tokenizer(rounds: int) -> dict[str, Any]:
     }
 
 
-def measure_linear(name: str, tokens: int, more_tokens: int, rounds: int) -> dict[str, Any]:
+def measure_linear(name: str, tokens: int, more_tokens: int, rounds: int, labels: bool) -> dict[str, Any]:
     """Speed of the trie on a corpus and on a larger one of the same kind."""
     with tempfile.TemporaryDirectory(prefix="packing-") as folder:
-        few, many = (Corpus.open(write_corpus(f"{folder}/{size}.arrow", name, size)) for size in (tokens, more_tokens))
+        few, many = (
+            Corpus.open(write_corpus(f"{folder}/{size}.arrow", name, size, labels=labels))
+            for size in (tokens, more_tokens)
+        )
         seconds = interleave({"few": spent_on(few.merge), "many": spent_on(many.merge)}, rounds)
         sizes = {"few": few.raw_tokens, "many": many.raw_tokens}
         memory = memory_of(Path(folder, f"{more_tokens}.arrow"))

@@ -1,6 +1,6 @@
 """Corpora for the packing benchmark: random tokens with the shape of real ones, in an Arrow file.
 
-    python benchmarks/packing_corpora.py CORPUS FILE [--tokens N] [--seed S]
+    python benchmarks/packing_corpora.py CORPUS FILE [--tokens N] [--labels] [--seed S]
 
 *agent 4x*, *12x* and *39x*, named after how often a token is reused: every session begins with one system prompt,
 explores for some turns and branches into tasks; each turn is one sequence with its whole context, as fine-tuning on
@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 VOCABULARY = 32_000
+IGNORE_INDEX = -100
 ROWS = 1000
 """Sequences of a record batch."""
 
@@ -121,16 +122,21 @@ def make_corpus(name: str, tokens: int, seed: int = 0) -> list[IntArray]:
     return CORPORA[name](np.random.default_rng(seed), tokens)
 
 
-def write_corpus(path: str | Path, name: str, tokens: int, seed: int = 0) -> Path:
-    """Make a corpus and write it to an Arrow file."""
+def write_corpus(path: str | Path, name: str, tokens: int, seed: int = 0, labels: bool = False) -> Path:
+    """Make a corpus and write it to an Arrow file; with labels the second half of each sequence is trained."""
     sequences = make_corpus(name, tokens, seed)
-    schema = pa.schema({"input_ids": pa.list_(pa.int32())})
+    schema = pa.schema(dict.fromkeys(("input_ids", "labels") if labels else ("input_ids",), pa.list_(pa.int32())))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         for low in range(0, len(sequences), ROWS):
             some = sequences[low : low + ROWS]
             offsets = np.cumsum([0, *map(len, some)], dtype=np.int32)
-            ids = pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(some)))
-            stream.write_batch(pa.record_batch([ids], schema=schema))
+            columns = [np.concatenate(some)]
+            if labels:
+                columns.append(columns[0].copy())
+                for begin, sequence in zip(offsets.tolist(), some, strict=False):
+                    columns[1][begin : begin + len(sequence) // 2] = IGNORE_INDEX
+            lists = [pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)) for values in columns]
+            stream.write_batch(pa.record_batch(lists, schema=schema))
     return Path(path)
 
 
@@ -171,9 +177,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("corpus", choices=tuple(CORPORA))
     parser.add_argument("file", help="Arrow file, for `datasets.Dataset.from_file`")
     parser.add_argument("--tokens", type=int, default=10_000_000, help="raw tokens (default 10,000,000)")
+    parser.add_argument("--labels", action="store_true", help="with a column of labels")
     parser.add_argument("--seed", type=int, default=0, help="decides the content (default 0)")
     options = parser.parse_args(arguments)
-    write_corpus(options.file, options.corpus, options.tokens, options.seed)
+    write_corpus(options.file, options.corpus, options.tokens, options.seed, options.labels)
 
 
 if __name__ == "__main__":

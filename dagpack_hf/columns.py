@@ -33,6 +33,8 @@ SEQUENCE_COLUMNS = ("input_ids", "labels")
 ROW_FEATURES = Features({name: List(Value("float32" if name == "loss_weight" else "int32")) for name in ROW_COLUMNS})
 """Features of a data set of rows."""
 
+ROW_SCHEMA = ROW_FEATURES.arrow_schema
+
 IntegerArray = npt.NDArray[np.integer]
 
 
@@ -68,6 +70,13 @@ def packing_columns(columns: Sequence[str]) -> list[str]:
         else "Tokenise the data set first."
     )
     raise ValueError(f"Packing needs an input_ids column; the data set has {', '.join(columns) or 'none'}. {remedy}")
+
+
+def arrow_table(dataset: Dataset, columns: Sequence[str]) -> pa.Table:
+    """Some columns of a data set as an Arrow table; nothing is copied unless rows were selected."""
+    if dataset._indices is not None:
+        return dataset.select_columns(list(columns)).with_format("arrow")[:]
+    return dataset.data.table.select(list(columns))
 
 
 # Trees
@@ -240,4 +249,4 @@ def rows_to_table(rows: Rows) -> pa.Table:
     columns = [
         pa.ListArray.from_arrays(offsets.cast(pa.int32()), pa.array(getattr(rows, name))) for name in ROW_COLUMNS
     ]
-    return pa.table(dict(zip(ROW_COLUMNS, columns, strict=True)), schema=ROW_FEATURES.arrow_schema)
+    return pa.table(dict(zip(ROW_COLUMNS, columns, strict=True)), schema=ROW_SCHEMA)

@@ -5,7 +5,6 @@ See `trie` for the design and `kernels` for the loops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -60,7 +59,6 @@ class Shape:
         depth: of each node.
         last_node: `int32[n]`, the node each span ends in, -1 if it is empty.
         above: `int32[n]`, tokens above each span; empty for sequences.
-        owners: as in `TokenForest`.
     """
 
     values: IntArray
@@ -70,7 +68,6 @@ class Shape:
     depth: IntArray
     last_node: IntArray
     above: IntArray
-    owners: Sequence[IntArray]
 
     @cached_property
     def start(self) -> LongArray:
@@ -106,12 +103,12 @@ def merge_sequences(sequences: SequenceSpans) -> tuple[Shape, Tally, int]:
         changes = shape.ends(ids)
     else:
         *changes, fit = change_at_labels(
-            ids.values,
-            ids.begin,
             labels.values,
             labels.begin,
             labels.end,
             shape.last_node,
+            shape.values,
+            shape.source,
             shape.parent,
             shape.depth,
         )
@@ -119,7 +116,7 @@ def merge_sequences(sequences: SequenceSpans) -> tuple[Shape, Tally, int]:
             sequences.check()
             raise ValueError("A label differs from its token.")
         changes = _held(*changes)
-    logical_tokens = int(ids.end.sum() - ids.begin.sum())
+    logical_tokens = int((ids.end - ids.begin).sum())
     end, count, first = shape.runs(changes, sequences.weights is not None)
     if sequences.weights is None:
         return shape, Tally(end, count), logical_tokens
@@ -218,10 +215,10 @@ def _grow(ids: Spans, owner: LongArray, hangs_from: LongArray, patience: int) ->
         ids.values, source, length, at, depth, first, child, pieces, len(owner) > 0
     )
     find_nodes(last_branch, ids.begin, ids.end, above, depth, first, child, at, head, following)
-    values, owners = ids.values, ids.owners
+    values = ids.values
     node_source, node_length = piece
     if len(node_parent) < pieces:
-        values, owners = read_only(copy_pieces(ids.values, *piece)), ()
+        values = read_only(copy_pieces(ids.values, *piece))
         node_length = np.add.reduceat(node_length, first_piece[: len(node_parent)], dtype=np.int32)
         node_source = before(node_length)
-    return Shape(values, node_source, node_parent, node_length, node_depth, last_branch, above, owners)
+    return Shape(values, node_source, node_parent, node_length, node_depth, last_branch, above)

@@ -19,6 +19,7 @@ from datasets import Dataset
 from dagpack_hf.buckets import Examples
 from dagpack_hf.columns import (
     SequenceColumns,
+    arrow_table,
     batch_trees,
     is_tree_dataset,
     iter_trees,
@@ -48,12 +49,14 @@ class MergedDataset:
 
 
 def merge_dataset(dataset: Dataset, options: PackOptions) -> MergedDataset:
-    """Merge a data set that has the columns of packing only; `bucket_size` needs to know where each example is."""
+    """Merge a data set; `bucket_size` needs to know where each example is."""
     in_buckets = options.bucket_size is not None
     if is_tree_dataset(dataset.column_names):
         examples = _tree_examples(dataset) if in_buckets else None
         return MergedDataset(TokenForest.from_trees(iter_trees(dataset)), Overflow(), examples)
-    sequences, dropped = _fitting(SequenceColumns.of(dataset.with_format("arrow")[:]), options)
+    sequences, dropped = _fitting(
+        SequenceColumns.of(arrow_table(dataset, packing_columns(dataset.column_names))), options
+    )
     ids = sequences.ids
     examples = Examples.of_sequences(read_arrays(ids.values, ids.offsets)) if in_buckets else None
     return MergedDataset(sequences.forest(), dropped, examples)

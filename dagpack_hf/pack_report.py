@@ -29,6 +29,7 @@ class PackReport:
         strategy: `"best"` or `"dfs"`.
         effort: seconds that a better packing was searched for.
         bucket_size: examples that were packed together, `None` for all.
+        partitions: parts that the corpus was packed in since it is larger than memory, `None` if it is not.
         source_targets: labelled tokens of all source sequences, those that were lost included.
         advice: what windows of 1, 2 and 4 times the longest path can give at best.
     """
@@ -48,6 +49,7 @@ class PackReport:
     strategy: str = "best"
     effort: float = 0.0
     bucket_size: int | None = None
+    partitions: int | None = None
     source_targets: int = 0
     advice: tuple[LengthAdvice, ...] = ()
 
@@ -131,6 +133,8 @@ class PackReport:
         how = f"strategy {self.strategy!r}"
         if self.effort:
             how += f", {self.effort:g} s of search"
+        if self.partitions is not None:
+            how += f", {self.partitions:,} partitions"
         return how if self.bucket_size is None else f"{how}, buckets of {self.bucket_size:,} examples"
 
 

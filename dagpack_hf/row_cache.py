@@ -27,7 +27,7 @@ from datasets.table import InMemoryTable, MemoryMappedTable
 from filelock import FileLock
 
 from dagpack_hf.code_digest import TRIE, code_digest
-from dagpack_hf.columns import ROW_FEATURES
+from dagpack_hf.columns import ROW_FEATURES, ROW_SCHEMA
 from dagpack_hf.pack_report import PackReport
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class RowFile:
         try:
             with (
                 pa.OSFile(str(new_rows), "wb") as file,
-                pa.ipc.new_stream(file, ROW_FEATURES.arrow_schema) as stream,
+                pa.ipc.new_stream(file, ROW_SCHEMA) as stream,
             ):
                 report = rows(stream.write_table)
             new_report.write_text(json.dumps(report.to_dict()), "utf-8")
@@ -111,7 +111,7 @@ def cached_rows(
     file = RowFile.beside(dataset, fingerprint)
     table: InMemoryTable | MemoryMappedTable
     if file is None:
-        portions: list[pa.Table] = [ROW_FEATURES.arrow_schema.empty_table()]
+        portions: list[pa.Table] = [ROW_SCHEMA.empty_table()]
         report = rows(portions.append)
         table = InMemoryTable(pa.concat_tables(portions[1:] or portions))
     else:

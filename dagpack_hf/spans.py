@@ -2,7 +2,7 @@
 
 Design. Arrays are taken where they are. Several of them, such as the chunks of an Arrow column, are seen as one
 through a view that begins at the lowest address and reaches over all of them (`one_view`); only places that belong to
-one are ever read.
+one are ever read. The view keeps them alive, and so does each view of it.
 
 What costs nothing to check is checked at once; what has to be read token by token (ids below 0, labels that differ
 from their token) is noticed by the kernels, which read it anyway. Either way there is one wording: the input is gone
@@ -41,13 +41,11 @@ class Spans:
         values: `int32[...]`, what the spans are positions in.
         begin: `int64[n]`, first position of each span.
         end: `int64[n]`, one past its last position.
-        owners: the arrays that `values` is a view of, if it is one of several.
     """
 
     values: IntArray
     begin: LongArray
     end: LongArray
-    owners: Sequence[IntArray] = ()
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -98,34 +96,44 @@ def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return view
 
 
+class _Reach:
+    """Memory that reaches over several arrays, which it keeps alive, as numpy takes it (the array interface)."""
+
+    def __init__(self, arrays: Sequence[IntArray], address: int, size: int) -> None:
+        self._arrays = tuple(arrays)
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": np.dtype(np.int32).str,
+            "shape": (size,),
+            "data": (address, True),  # read-only
+        }
+
+
 def one_view(arrays: Sequence[IntArray]) -> tuple[IntArray, LongArray]:
     """See several arrays as one, without a copy.
 
     Args:
-        arrays: contiguous and aligned arrays anywhere in memory. They have to stay alive as long as the view.
+        arrays: contiguous and aligned arrays anywhere in memory.
 
     Returns:
         `int32[...]`, which begins with the array at the lowest address and reaches to the end of the one at the
-        highest; what lies between them must not be read. And `int64[len(arrays)]`, where in it each array begins (0
-        for an empty one).
+        highest; what lies between them must not be read, so it cannot be copied or pickled as a whole. And
+        `int64[len(arrays)]`, where in it each array begins (0 for an empty one).
     """
     size = np.fromiter(map(len, arrays), np.int64, len(arrays))
     if not size.any():
         return read_only(np.zeros(0, np.int32)), np.zeros(len(arrays), np.int64)
     address = np.fromiter((array.__array_interface__["data"][0] for array in arrays), np.int64, len(arrays))
     held = np.flatnonzero(size)
-    lowest = held[address[held].argmin()]
-    first = np.where(size > 0, address - address[lowest], 0) // 4
-    view = np.lib.stride_tricks.as_strided(
-        arrays[lowest], shape=(int((first + size).max()),), strides=(4,), writeable=False
-    )
-    return view, first
+    lowest = int(address[held].min())
+    first = np.where(size > 0, address - lowest, 0) // 4
+    return np.asarray(_Reach(arrays, lowest, int((first + size).max()))), first
 
 
 def _spans(arrays: Sequence[IntArray]) -> Spans:
     view, begin = one_view(arrays)
     end = begin + np.fromiter(map(len, arrays), np.int64, len(arrays))
-    return Spans(view, read_only(begin), read_only(end), arrays)
+    return Spans(view, read_only(begin), read_only(end))
 
 
 # Sequences
@@ -217,7 +225,7 @@ def _read_chunks(
         np.add(bound[:-1], shift, out=begin[at : at + len(bound) - 1])
         np.add(bound[1:], shift, out=end[at : at + len(bound) - 1])
         at += len(bound) - 1
-    return Spans(view, read_only(begin), read_only(end), chunks)
+    return Spans(view, read_only(begin), read_only(end))
 
 
 def _checked_offsets(offsets: npt.NDArray[np.integer], size: int, name: str, chunk: int) -> LongArray:
@@ -274,7 +282,7 @@ def _aligned_labels(ids: IntArray, labels: Any, index: int) -> IntArray:
     return labels if _is_plain(labels) and len(labels) == len(ids) else label_array(ids, labels, index)
 
 
-# Token trees
+# What one sequence may hold
 
 
 def _no_weight(index: int) -> str:

@@ -113,7 +113,7 @@ def read_trees(trees: Iterable[TokenTree]) -> TreeSpans:
         columns = [getattr(part, name) for part in parts]
         return _joined([np.where(c < 0, -1, c + by) for c, by in zip(columns, shift.tolist(), strict=True)], np.int64)
 
-    ids = Spans(view, shifted("begin", first), shifted("end", first), [part.ids for part in parts])
+    ids = Spans(view, shifted("begin", first), shifted("end", first))
     return TreeSpans(ids, shifted("owner", nodes), shifted("hangs_from", first), parts)
 
 
@@ -132,12 +132,14 @@ def _join_columns(trees: list[TokenTree]) -> TreeColumns | None:
     size = np.array([(len(t.input_ids), len(t.target_count), len(t.node_length), len(t.node_parent)) for t in trees])
     token = np.concatenate([[0], np.cumsum(size[:, 0])])
     node = np.concatenate([[0], np.cumsum(size[:, 2])])
-    ids = _tree_ids(trees)
+    ids = _joined_numbers([tree.input_ids for tree in trees])
+    counts = _joined_numbers([tree.target_count for tree in trees])
     length = _joined([tree.node_length for tree in trees], np.int64)
     hangs_from = _joined([tree.node_parent for tree in trees], np.int64)
     before = np.concatenate([[0], np.cumsum(length)])
     if (
         ids is None
+        or counts is None
         or not np.array_equal(size[:, 0], size[:, 1])
         or not np.array_equal(size[:, 2], size[:, 3])
         or not np.array_equal(before[node], token)
@@ -147,7 +149,6 @@ def _join_columns(trees: list[TokenTree]) -> TreeColumns | None:
     token_above = np.where(hangs_from < 0, hangs_from, hangs_from + np.repeat(token[:-1], size[:, 2]))
     if hangs_from.min(initial=-1) < -1 or np.any(token_above >= before[:-1]):
         return None
-    counts = _joined([tree.target_count for tree in trees], np.int32)
     weights = None
     if any(tree.target_weight is not None for tree in trees):
         given = [tree.target_count if tree.target_weight is None else tree.target_weight for tree in trees]
@@ -171,9 +172,9 @@ def _join_columns(trees: list[TokenTree]) -> TreeColumns | None:
     )
 
 
-def _tree_ids(trees: list[TokenTree]) -> IntArray | None:
-    """Ids of all trees, unless there is one that is none."""
-    arrays = [np.asarray(tree.input_ids) for tree in trees]
+def _joined_numbers(columns: list[Any]) -> IntArray | None:
+    """Token ids or counts of all trees, unless something else is among them."""
+    arrays = [np.asarray(column) for column in columns]
     limit = np.iinfo(np.int32).max
     for at, array in enumerate(arrays):
         if array.dtype == np.int32 and array.ndim == 1:
@@ -181,8 +182,8 @@ def _tree_ids(trees: list[TokenTree]) -> IntArray | None:
         if array.ndim != 1 or (array.size and not (array.dtype.kind in "iu" and within(array, 0, limit))):
             return None
         arrays[at] = array.astype(np.int32)
-    ids = _joined(arrays, np.int32)
-    return ids if ids.min(initial=0) >= 0 else None
+    joined = _joined(arrays, np.int32)
+    return joined if joined.min(initial=0) >= 0 else None
 
 
 def _joined(arrays: Iterable[Any], dtype: type) -> npt.NDArray[Any]:
@@ -203,6 +204,7 @@ def _check_tree(tree: TokenTree, index: int) -> None:
             f"{offset[-1]} over {len(length)} nodes and {len(hangs_from)} node_parent contradict each other. "
             "Build token trees with `tokenize_conversations`."
         )
+    _check_tree_count(count, index)
     if length.min(initial=0) < 0:
         node = int(length.argmin())
         raise ValueError(
@@ -219,6 +221,22 @@ def _check_tree(tree: TokenTree, index: int) -> None:
         _check_tree_weight(tree.target_weight, count, index)
 
 
+def _check_tree_count(count: npt.NDArray[np.integer], index: int) -> None:
+    if count.ndim != 1 or (count.size and count.dtype.kind not in "iu"):
+        raise ValueError(
+            f"Token tree {index}: target_count must be a flat list of integers, got {count.dtype} of shape "
+            f"{count.shape}."
+        )
+    limit = np.iinfo(np.int32).max
+    outside = (count < 0) | (count > limit)
+    if outside.any():
+        at = int(outside.argmax())
+        raise ValueError(
+            f"Token tree {index}: target_count {count[at]} of token {at} is outside 0 .. {limit}. It is how many of "
+            "the tree's sequences have the token as a target."
+        )
+
+
 def _check_tree_weight(weight: npt.NDArray[np.floating], count: npt.NDArray[np.integer], index: int) -> None:
     if len(weight) != len(count):
         raise ValueError(
@@ -233,6 +251,3 @@ def _check_tree_weight(weight: npt.NDArray[np.floating], count: npt.NDArray[np.i
             f"Token tree {index}: token {at} has target_weight {weight[at]}, but its target_count is 0. A weight is "
             "the sum over the sequences that have the token as a target, so it must be 0 where there are none."
         )
-
-
-# What one sequence or tree may hold

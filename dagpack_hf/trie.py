@@ -16,16 +16,17 @@ count, and where a sequence has a weight, its weight. Weights are read as float3
 exact, and do not depend on the order of the input, as long as the number of sequences times the ratio of the largest
 to the smallest weight stays below 2**28.
 
-Cost: 2 to 5 G tokens/s. A label is read once (twice with weights), a token once or, if it is new, twice. 40 to 80 bytes per
-sequence while the forest grows, 20 per node and 12 per run of equal tallies (20 with weights) afterwards. Nothing
-recurses. The loops are compiled on first use (4 s) and cached.
+Cost: 2 to 5 G tokens/s, 0.4 to 1 with labels. A label is read once (twice with weights), a token once or, if it is new,
+twice. 40 to 110 bytes per sequence while the forest grows, 20 per node and 12 per run of equal tallies (20 with
+weights) afterwards. Nothing recurses. The loops are compiled on first use (4 s) and cached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,6 @@ class TokenForest:
         tally: how many source sequences train each token, and what they weigh together. A token without a predecessor
             is never a target.
         logical_tokens: tokens of all source sequences, each written out on its own.
-        owners: the arrays that `values` is a view of, if it is one of several.
     """
 
     values: IntArray
@@ -73,19 +73,26 @@ class TokenForest:
     depth: IntArray
     tally: Tally
     logical_tokens: int
-    owners: Sequence[IntArray] = ()
 
     @classmethod
     def _of(cls, shape: Shape, tally: Tally, logical_tokens: int) -> TokenForest:
-        return cls(
-            shape.values,
-            shape.source,
-            shape.parent,
-            shape.length,
-            shape.depth,
-            tally,
-            logical_tokens,
-            shape.owners,
+        return cls(shape.values, shape.source, shape.parent, shape.length, shape.depth, tally, logical_tokens)
+
+    @classmethod
+    def _of_own(
+        cls, tokens: IntArray, parent: IntArray, length: IntArray, depth: IntArray, tally: Tally, logical_tokens: int
+    ) -> TokenForest:
+        return cls(read_only(tokens), before(length), parent, length, depth, tally, logical_tokens)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How a forest is pickled and copied: its own tokens only, as `values` may reach over other memory."""
+        return TokenForest._of_own, (
+            self.tokens,
+            self.parent,
+            self.length,
+            self.depth,
+            self.tally,
+            self.logical_tokens,
         )
 
     @classmethod
@@ -100,9 +107,8 @@ class TokenForest:
         target_weight: FloatArray | None = None,
     ) -> TokenForest:
         """A forest from its distinct tokens and their tallies, `[U]` each, in node order."""
-        source = before(length)
         tally = Tally.of_tokens(target_count, target_weight)
-        return cls(read_only(tokens), source, parent, length, depth, tally, logical_tokens)
+        return cls._of_own(tokens, parent, length, depth, tally, logical_tokens)
 
     @classmethod
     def from_trees(cls, trees: Iterable[TokenTree]) -> TokenForest:

@@ -68,9 +68,9 @@ PACK_SIZES = {
 def test_pack():
     corpora = ["agent 4x", "documents"]
     sizes = [word for name, size in PACK_SIZES.items() for word in (f"--{name}", f"{size}")]
-    figures = run("pack", *sizes, "--corpora", *corpora)
+    figures = run("pack", *sizes, "--labels", "--corpora", *corpora)
     given = {name.replace("-", "_"): size for name, size in PACK_SIZES.items()}
-    assert figures["options"] == {**given, "corpora": corpora, "quick": False}
+    assert figures["options"] == {**given, "corpora": corpora, "quick": False, "labels": True, "tokenizer": None}
     assert list(figures["corpora"]) == [*corpora, *(f"{name}, large" for name in corpora)]
     speed = figures["tokenizing"]["tokens_per_s"]
     assert speed == pytest.approx(
@@ -152,7 +152,8 @@ def test_targets_of_packing_are_for_corpora_of_some_size(monkeypatch):
             "dfs_windows": 10,
             "share_of_tokenizing": 0.009,
         }
-        found = benchmark.targets({name: {**case, **changes}}, {name: {"ratio": 0.9, "memory": {"pack_dataset_mb": 1001}}})
+        linear = {"ratio": 0.9, "memory": {"pack_dataset_mb": 1001}}
+        found = benchmark.targets({name: {**case, **changes}}, {name: linear})
         return {key.removeprefix(f"{name}: "): target["met"] for key, target in found.items()}
 
     assert judged("documents") == {

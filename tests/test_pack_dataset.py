@@ -444,7 +444,7 @@ def test_the_digest_is_of_all_code_that_makes_rows():
 
 
 def test_another_code_has_another_digest(tmp_path):
-    for folder in ("", "kernels"):
+    for folder in ("", "external", "kernels"):
         (tmp_path / folder).mkdir(exist_ok=True)
         for path in (ROOT / "dagpack_hf" / folder).glob("*.py"):
             (tmp_path / folder / path.name).write_bytes(path.read_bytes())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import subprocess
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -197,3 +199,26 @@ for weights in (None, [1.0, 2.0]):
         for _ in range(2)
     )
     assert warm < cold / 3 and cold < 15
+
+
+def test_rows_can_be_written_when_forest_and_tokens_are_gone():
+    """The writer holds the arrays that the tokens are in, several of which are seen as one."""
+    arrays = [np.array([1, 2, at], np.int32) for at in range(4)]
+    alive = [weakref.ref(array) for array in arrays]
+    forest = TokenForest.from_sequences(arrays)
+    segments = build_segments(forest)
+    writer = RowWriter(forest, segments, random_windows(segments, 0, 2))
+    del arrays, forest, segments
+    gc.collect()
+    assert all(array() is not None for array in alive)
+    assert sorted(path.tolist() for path in unpack(writer.write(0, len(writer)))) == [[1, 2, at] for at in range(4)]
+
+
+@settings(deadline=None)
+@given(forests(), st.integers(1, 10), st.sampled_from(["truncate", "drop"]))
+def test_what_is_left_of_a_forest_has_runs_that_differ(forest, limit, overflow):
+    tally = limit_paths(forest, limit, overflow)[0].tally
+    differs = tally.count[1:] != tally.count[:-1]
+    if tally.weight is not None:
+        differs |= tally.weight[1:] != tally.weight[:-1]
+    assert differs.all() and np.all(tally.length > 0)

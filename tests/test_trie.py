@@ -1,5 +1,9 @@
 """The trie against a dictionary with one entry per token, and against insertion in plain Python."""
 
+import copy
+import gc
+import pickle
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 
@@ -501,3 +505,106 @@ def test_trees_are_read_in_parts():
     assert (
         forest.target_count.tolist() == [0, 2 * TREES_AT_ONCE + 1] and forest.logical_tokens == 4 * TREES_AT_ONCE + 2
     )
+
+
+def test_a_view_of_several_arrays_keeps_them_alive():
+    arrays = [np.arange(5, dtype=np.int32) + 10 * at for at in range(3)]
+    alive = [weakref.ref(array) for array in arrays]
+    view, first = one_view(arrays)
+    part = view[first[1] : first[1] + 5]
+    del arrays, view
+    gc.collect()
+    assert all(array() is not None for array in alive)
+    assert part.tolist() == [10, 11, 12, 13, 14]
+    del part
+    gc.collect()
+    assert all(array() is None for array in alive)
+
+
+@pytest.mark.parametrize("weights", [None, [0.5, 2, 1]])
+@pytest.mark.parametrize("copied", [lambda forest: pickle.loads(pickle.dumps(forest)), copy.copy, copy.deepcopy])
+def test_a_copy_of_a_forest_holds_its_tokens_and_no_other_memory(copied, weights):
+    arrays = [np.array(ids, np.int32) for ids in ([1, 2, 3], [9, 9, 9], [1, 2, 4], [5])]
+    forest = TokenForest.from_sequences([arrays[at] for at in (0, 2, 3)], weights=weights)
+    other = copied(forest)
+    assert_equal(other, forest)
+    assert len(other.values) == forest.num_tokens and not other.values.flags.writeable
+    assert not np.shares_memory(other.values, arrays[0])
+    assert other.path(2).tolist() == forest.path(2).tolist() == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (np.array([0, -1]), "Token tree 1: target_count -1 of token 1 is outside 0 .. 2147483647"),
+        (np.array([2**31, 1]), "Token tree 1: target_count 2147483648 of token 0 is outside"),
+        (np.array([0, -1], np.int32), "Token tree 1: target_count -1 of token 1 is outside"),
+        (np.array([0, 0.5]), "Token tree 1: target_count must be a flat list of integers, got float64 of shape"),
+    ],
+)
+def test_bad_counts_of_trees_are_named(count, message):
+    good = TokenTree(np.array([1, 2]), np.array([0, 1]), np.array([2]), np.array([-1]), 2)
+    with pytest.raises(ValueError, match=message):
+        TokenForest.from_trees([good, replace(good, target_count=count)])
+
+
+@pytest.mark.parametrize("border", [1, 2, 63, 64, 65, 66, 127, 128, 129, 192])
+def test_labels_that_change_at_block_borders(border):
+    trunk = np.arange(200) % 5
+    sequences = [trunk, trunk[: border + 1], np.append(trunk[:border], [7] * 130)]
+    for mask in (np.arange(400) >= border, np.arange(400) < border, np.arange(400) == border):
+        labels = [np.where(mask[: len(sequence)], sequence, -100) for sequence in sequences]
+        for weights in (None, [0.5, 0, 3]):
+            assert_equal(
+                TokenForest.from_sequences(sequences, labels, weights), reference_forest(sequences, labels, weights)
+            )
+        counts = [(label != -100).astype(np.uint16) for label in labels]
+        trees = [
+            TokenTree(s, c, np.array([border, len(s) - border]), np.array([-1, border - 1]), len(s))
+            for s, c in zip(sequences, counts, strict=True)
+        ]
+        weighted = [replace(tree, target_weight=tree.target_count * np.float32(0.25)) for tree in trees]
+        assert_equal(TokenForest.from_trees(trees), reference_forest_of_trees(trees))
+        assert_equal(TokenForest.from_trees(weighted), reference_forest_of_trees(weighted))
+
+
+@pytest.mark.parametrize("size", [31, 32, 33, 5000])
+def test_the_table_of_changes_grows(size):
+    """Places where the count changes, more than the table has slots: in one sequence, and one in each of many."""
+    ids = np.arange(2 * size)
+    labels = np.where(ids % 2, ids, -100)
+    assert_equal(TokenForest.from_sequences([ids], [labels]), reference_forest([ids], [labels]))
+    ends = [ids[: end + 2] for end in range(0, 64 * (size // 64) + 64, max(size // 64, 1))]
+    assert_equal(TokenForest.from_sequences(ends, ends), reference_forest(ends, ends))
+    tree = TokenTree(ids, ids % 2, np.array([2 * size]), np.array([-1]), 2 * size)
+    assert_equal(TokenForest.from_trees([tree]), reference_forest_of_trees([tree]))
+
+
+@given(corpora())
+def test_tallies_are_runs_that_differ_from_their_neighbours(corpus):
+    tally = TokenForest.from_sequences(*corpus).tally
+    assert np.all(tally.length > 0)
+    differs = tally.count[1:] != tally.count[:-1]
+    if tally.weight is not None:
+        differs |= tally.weight[1:] != tally.weight[:-1]
+    assert differs.all()
+
+
+@pytest.mark.parametrize("label", [0, -1, -99, -101, 1])
+@pytest.mark.parametrize("at", [1, 62, 63, 64, 65, 127, 128])
+def test_a_label_that_is_not_its_token_is_found_wherever_it_is(at, label):
+    """At the borders of the blocks that are compared at once, among targets and among context."""
+    ids = np.arange(1, 130, dtype=np.int32)
+    for others in (ids, np.full_like(ids, -100), np.where(ids % 2, ids, -100)):
+        labels = others.copy()
+        labels[at] = label
+        with pytest.raises(ValueError, match=f"Sequence 1: label {label} at position {at} differs"):
+            TokenForest.from_sequences([ids, ids], [ids, labels])
+
+
+def test_the_largest_token_ids_are_ordered_by_place_and_token():
+    largest = 2**31 - 1
+    sequences = [[5, 6, 7], [5, largest], [5, 2**30], [5, 6, 0], [5, 6, largest], [largest, 1], [0]]
+    forest = TokenForest.from_sequences(sequences)
+    assert_equal(forest, reference_forest(sequences))
+    assert forest.tokens.tolist() == [0, 5, 6, 0, 7, largest, 2**30, largest, largest, 1]

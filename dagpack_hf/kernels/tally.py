@@ -24,6 +24,9 @@ BLOCK = 64
 
 IGNORE_INDEX = -100
 
+CONTEXT, TARGETS, MIXED, WRONG = range(4)
+"""What some labels are."""
+
 FREE = -1
 """A slot of the table without a place."""
 
@@ -44,8 +47,8 @@ def new_changes(slots):
 def slot_of(places, key):
     """The slot of a place, or the free one where it goes. Probing is linear (Fibonacci hashing)."""
     mask = np.uint64(len(places) - 1)
-    x = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    slot = (x ^ (x >> np.uint64(32))) & mask
+    high = (np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    slot = (high * np.uint64(len(places))) >> np.uint64(32)  # the uppermost bits: the lower ones of nodes may be 0
     while places[slot] != FREE and places[slot] != key:
         slot = (slot + np.uint64(1)) & mask
     return slot
@@ -89,16 +92,16 @@ def places_of_ends(last_node, begin, end, depth):
 
 
 @kernel
-def change_at_labels(tokens, begin, labels, label_begin, label_end, last_node, parent, depth):
+def change_at_labels(labels, label_begin, label_end, last_node, tokens, source, parent, depth):
     """Changes of sequences with labels.
 
     Args:
-        tokens: `int32[...]`, where the tokens of the sequences are.
-        begin: `int64[n]`, first token of each sequence.
         labels: `int32[...]`, the token where it is a target, else -100.
         label_begin: `int64[n]`, first label of each sequence.
         label_end: `int64[n]`, one past its last label.
         last_node: `int32[n]`, the node each sequence ends in, -1 if it is empty.
+        tokens: `int32[...]`, where the tokens of the nodes are.
+        source: `int64[N]`, the first of each node.
         parent: `int32[N]`, parent node.
         depth: `int32[N]`, tokens above it.
 
@@ -109,49 +112,60 @@ def change_at_labels(tokens, begin, labels, label_begin, label_end, last_node, p
     used = 0
     for sequence in range(len(last_node)):
         node = last_node[sequence]
-        if node < 0:
-            continue
         label = label_begin[sequence]
-        token = begin[sequence]
-        last = label_end[sequence] - label - 1
-        if labels[label + last] != IGNORE_INDEX:
-            if labels[label + last] != tokens[token + last]:
-                return places, changes, False
-            used += add_change(places, changes, place(node, last - depth[node]), np.int64(1))
-        stop = last
+        stop = label_end[sequence] - label
+        next_is_target = False
         while node >= 0:
-            low = np.int64(depth[node])
-            while low < stop:
-                size = min(stop - low, BLOCK)
-                changed, differs = look_at_labels(labels, label + low, tokens, token + low, size)
-                if differs:
+            top = np.int64(depth[node])
+            token = source[node] - top
+            while stop > top:
+                low = max(stop - BLOCK, top)
+                kind = kind_of_labels(labels, label + low, tokens, token + low, stop - low)
+                if kind == WRONG:
                     return places, changes, False
-                for at in range(low, low + (size if changed else 0)):
-                    change = np.int64(labels[label + at] != IGNORE_INDEX) - np.int64(
-                        labels[label + at + 1] != IGNORE_INDEX
-                    )
-                    if change != 0:
-                        used += add_change(places, changes, place(node, at - depth[node]), change)
-                        places, changes = with_room(places, changes, used)
-                low += size
-            stop = min(stop, np.int64(depth[node]))
+                if kind == MIXED or (kind == TARGETS) != next_is_target:
+                    for at in range(stop - 1, low - 1, -1):
+                        is_target = labels[label + at] != IGNORE_INDEX
+                        if is_target != next_is_target:
+                            change = np.int64(1) if is_target else np.int64(-1)
+                            used += add_change(places, changes, place(node, at - top), change)
+                            places, changes = with_room(places, changes, used)
+                            next_is_target = is_target
+                            if kind != MIXED:
+                                break
+                stop = low
             node = parent[node]
-        places, changes = with_room(places, changes, used)
     return places, changes, True
 
 
 @kernel
-def look_at_labels(labels, label, tokens, token, size):
-    """Whether one of some labels is a target and the next none or the other way round; and whether one differs."""
+def kind_of_labels(labels, label, tokens, token, size):
+    """What some labels are: `CONTEXT` or `TARGETS`, all of them, or `MIXED`; or one is `WRONG`."""
     a = np.uint64(label)
     b = np.uint64(token)
-    changed = np.int32(0)
+    full = size == BLOCK  # a number of steps that the compiler knows leaves nothing over
     differing = np.int32(0)
+    if full:
+        for j in range(np.uint64(BLOCK)):
+            differing |= labels[a + j] ^ np.int32(IGNORE_INDEX)
+    else:
+        for j in range(np.uint64(size)):
+            differing |= labels[a + j] ^ np.int32(IGNORE_INDEX)
+    if differing == 0:
+        return CONTEXT
+    differing = np.int32(0)
+    if full:
+        for j in range(np.uint64(BLOCK)):
+            differing |= labels[a + j] ^ tokens[b + j]
+    else:
+        for j in range(np.uint64(size)):
+            differing |= labels[a + j] ^ tokens[b + j]
+    if differing == 0:
+        return TARGETS
     for j in range(np.uint64(size)):
-        is_target = np.int32(labels[a + j] != IGNORE_INDEX)
-        changed |= is_target ^ np.int32(labels[a + j + np.uint64(1)] != IGNORE_INDEX)
-        differing |= -is_target & (labels[a + j] ^ tokens[b + j])
-    return changed != 0, differing != 0
+        if labels[a + j] != IGNORE_INDEX and labels[a + j] != tokens[b + j]:
+            return WRONG
+    return MIXED
 
 
 @kernel
@@ -176,46 +190,47 @@ def change_at_counts(places, changes, used, counts, weights, begin, end, above, 
     """
     weighted = len(weights) > 0
     for span in range(len(last_node)):
-        if begin[span] == end[span]:
-            continue
         node = last_node[span]
         first = begin[span]
         shift = np.int64(above[span]) - first  # depth of a token less its position
-        stop = end[span] - 1
-        if counts[stop] != 0 or weighted:
-            used += add_change(places, changes, place(node, stop + shift - depth[node]), np.int64(counts[stop]))
-        while True:
+        stop = end[span]
+        next_count = np.int32(0)
+        next_weight = 0.0
+        while stop > first:
             top = np.int64(depth[node]) - shift
-            low = max(top, first)
-            while low < stop:
-                size = min(stop - low, BLOCK)
-                changed = look_at_values(counts, low, size) or (weighted and look_at_values(weights, low, size))
-                for at in range(low, low + (size if changed else 0)):
-                    change = np.int64(counts[at]) - np.int64(counts[at + 1])
-                    if change != 0 or (weighted and weights[at] != weights[at + 1]):
+            while stop > max(top, first):
+                low = max(stop - BLOCK, top, first)
+                uniform = all_equal(counts, low, stop - low, next_count)
+                if weighted and uniform:
+                    uniform = all_equal(weights, low, stop - low, next_weight)
+                for at in range(stop - 1, stop - 1 if uniform else low - 1, -1):
+                    weight = weights[at] if weighted else 0.0
+                    if counts[at] != next_count or weight != next_weight:
+                        change = np.int64(counts[at]) - np.int64(next_count)
                         used += add_change(places, changes, place(node, at - top), change)
                         places, changes = with_room(places, changes, used)
-                low += size
-            if top <= first:
-                break
-            stop = min(stop, top)
-            node = parent[node]
-        if above[span] > 0 and (counts[first] != 0 or weighted):
+                        next_count = counts[at]
+                        next_weight = weight
+                stop = low
+            if top > first:
+                node = parent[node]
+        if above[span] > 0 and (next_count != 0 or next_weight != 0.0):
             if depth[node] == above[span]:
                 node = parent[node]
-            used += add_change(places, changes, place(node, above[span] - 1 - depth[node]), -np.int64(counts[first]))
-        places, changes = with_room(places, changes, used)
+            key = place(node, above[span] - 1 - depth[node])
+            used += add_change(places, changes, key, -np.int64(next_count))
+            places, changes = with_room(places, changes, used)
     return places, changes, used
 
 
 @kernel
-def look_at_values(values, first, size):
-    """Whether one of some values differs from the next."""
+def all_equal(values, first, size, value):
+    """Whether some values are all the same one."""
     a = np.uint64(first)
-    changed = False
+    differing = False
     for j in range(np.uint64(size)):
-        changed |= values[a + j] != values[a + j + np.uint64(1)]
-    return changed
+        differing |= values[a + j] != value
+    return not differing
 
 
 @kernel
