@@ -18,10 +18,11 @@ resident memory from the moment where the whole file is mapped and resident and 
 *B/sequence* is that of the trie divided by the number of sequences; *packing* is the same for all of `pack_dataset`.
 
 *Linear*: speed of the trie on an agent corpus of `--linear` tokens over that on one of `--tokens`, and memory of
-packing it. *Tokenising*: time of `pack_dataset` over that of tokenising as many raw tokens, in batches, on one thread.
-The speed of the tokenizer is measured on the lines of the bundled sessions, again and again, so that it has most words
-in its cache: more than it reaches on new text. By default it is the bundled one, which is small and fast;
-`--tokenizer` takes that of a model.
+packing it. *Partitioned*: windows of that corpus if it is packed in partitions, as one larger than memory is.
+*Tokenising*: time of `pack_dataset` over that of tokenising as many raw tokens, in batches, on one thread. The speed of
+the tokenizer is measured on the lines of the bundled sessions, again and again, so that it has most words in its cache:
+more than it reaches on new text. By default it is the bundled one, which is small and fast; `--tokenizer` takes that of
+a model.
 
 Targets are printed as met or missed where the corpus is one that they are for: gaps of forests where a window has
 room for four of the longest sequences, or of 10,000 documents; memory per sequence of 50,000 sequences or more (of
@@ -47,13 +48,17 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
 from measure import interleave, medians, peak_memory, print_figures
 from packing_corpora import AGENTS, CORPORA, write_corpus
 
 from dagpack_hf import TokenForest, pack_dataset
+from dagpack_hf.columns import ROW_SCHEMA
+from dagpack_hf.external.packing import LargeDataset, measure_dataset
 from dagpack_hf.layout import layout_rows
 from dagpack_hf.pack import lower_bound, pack_windows
+from dagpack_hf.pack_options import PackOptions
 from dagpack_hf.segments import build_segments
 
 LARGE = ", large"
@@ -65,6 +70,8 @@ MEMORY_TARGET, LEAST_SEQUENCES = 140, 50_000
 """Bytes per sequence of the trie, and of how many sequences at least."""
 LINEAR_MEMORY_TARGET = 1000
 """Megabytes of packing a corpus of `--linear` tokens."""
+PARTITIONS, PARTITIONED_TARGET, LEAST_WINDOWS = 4, 0.02, 100
+"""Partitions of the corpora of `--linear` tokens, windows more than in memory, and windows of a partition at least."""
 LARGE_TOO = (*AGENTS, "documents")
 SPEEDUP_TARGET = 10
 LINEAR_TARGET = 0.8
@@ -372,10 +379,37 @@ def measure_linear(name: str, tokens: int, more_tokens: int, rounds: int, labels
         )
         seconds = interleave({"few": spent_on(few.merge), "many": spent_on(many.merge)}, rounds)
         sizes = {"few": few.raw_tokens, "many": many.raw_tokens}
+        partitioned = measure_partitioned(many, Path(folder, "rows.arrow"))
         memory = memory_of(Path(folder, f"{more_tokens}.arrow"))
     speed = {size: sizes[size] / spent for size, spent in medians(seconds).items()}
     ratio = speed["many"] / speed["few"]
-    return {"raw_tokens": sizes, "raw_tokens_per_s": speed, "ratio": ratio, "seconds": seconds, "memory": memory}
+    return {
+        "raw_tokens": sizes,
+        "raw_tokens_per_s": speed,
+        "ratio": ratio,
+        "seconds": seconds,
+        "memory": memory,
+        "partitioned": partitioned,
+    }
+
+
+def measure_partitioned(corpus: Corpus, path: Path) -> dict[str, Any]:
+    """Windows of a corpus that is packed in partitions, and of one that is packed in memory."""
+    length = corpus.max_length
+    whole = len(pack_windows(build_segments(corpus.merge()), length))
+    blocks = measure_dataset(corpus.dataset, length)
+    large = LargeDataset(corpus.dataset, PackOptions(length, seed=0), blocks, PARTITIONS)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, ROW_SCHEMA) as stream:
+        start = time.process_time()
+        report = large.pack(stream.write_table)
+        spent = time.process_time() - start
+    assert report.partitions == PARTITIONS
+    return {
+        "windows": report.windows,
+        "windows_in_memory": whole,
+        "more": report.windows / whole - 1,
+        "seconds": spent,
+    }
 
 
 def targets(figures: dict[str, dict[str, Any]], linear: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -404,6 +438,9 @@ def targets(figures: dict[str, dict[str, Any]], linear: dict[str, dict[str, Any]
         add(f"{name}: packing / tokenising", case["share_of_tokenizing"], TOKENIZING_TARGET)
     for name, case in linear.items():
         add(f"{name}: trie, speed at more tokens", case["ratio"], LINEAR_TARGET, least=True)
+        partitioned = case["partitioned"]
+        if partitioned["windows_in_memory"] >= PARTITIONS * LEAST_WINDOWS:
+            add(f"{name}: windows more in partitions", partitioned["more"], PARTITIONED_TARGET)
         add(f"{name}: MB of packing more tokens", case["memory"]["pack_dataset_mb"], LINEAR_MEMORY_TARGET)
     return found
 
@@ -481,6 +518,11 @@ def print_tables(
         packing = case["memory"]["pack_dataset_mb"]
         memory = "" if packing is None else f"; packing these takes {packing:,.0f} MB"
         print(f"trie, {name}: {few}, {many}, ratio {case['ratio']:.2f}{memory}")
+        partitioned = case["partitioned"]
+        print(
+            f"  in {PARTITIONS} partitions {partitioned['windows']:,} windows, in memory "
+            f"{partitioned['windows_in_memory']:,}: {partitioned['more']:+.2%}, in {partitioned['seconds']:.1f} s"
+        )
     print()
 
 

@@ -83,6 +83,9 @@ def test_pack():
         assert (case["reuse_ratio"] > 2) == ("documents" not in name)
     assert set(figures["linear"]) == {"agent 4x"}
     linear = figures["linear"]["agent 4x"]
+    partitioned = linear["partitioned"]
+    more = partitioned["windows"] / partitioned["windows_in_memory"] - 1
+    assert partitioned["more"] == pytest.approx(more, abs=1e-4) and more >= 0
     for size, least in (("few", 20_000), ("many", 60_000)):
         raw = linear["raw_tokens"][size]
         assert least <= raw < least + 8192
@@ -152,7 +155,8 @@ def test_targets_of_packing_are_for_corpora_of_some_size(monkeypatch):
             "dfs_windows": 10,
             "share_of_tokenizing": 0.009,
         }
-        linear = {"ratio": 0.9, "memory": {"pack_dataset_mb": 1001}}
+        partitioned = {"windows_in_memory": 400, "more": 0.021}
+        linear = {"ratio": 0.9, "memory": {"pack_dataset_mb": 1001}, "partitioned": partitioned}
         found = benchmark.targets({name: {**case, **changes}}, {name: linear})
         return {key.removeprefix(f"{name}: "): target["met"] for key, target in found.items()}
 
@@ -166,6 +170,7 @@ def test_targets_of_packing_are_for_corpora_of_some_size(monkeypatch):
         "packing / tokenising": True,
         "trie, speed at more tokens": True,
         "MB of packing more tokens": False,
+        "windows more in partitions": False,
     }
     few = judged("documents", sequences=9_999, executed_tokens=999_999)
     assert not {"gap", "bytes per sequence", "rows, M positions/s"} & set(few)

@@ -90,6 +90,11 @@ def add_parser(commands: Any) -> None:
         "(default: all together)",
     )
     parser.add_argument(
+        "--max-memory",
+        metavar="SIZE",
+        help="pack in partitions what takes more memory than that, such as 8GB (default: what the machine has)",
+    )
+    parser.add_argument(
         "--overflow",
         choices=["error", "truncate", "drop"],
         default="error",
@@ -143,6 +148,7 @@ def run(options: argparse.Namespace) -> int:
             strategy=options.strategy,
             effort=options.effort,
             bucket_size=options.bucket_size,
+            max_memory=options.max_memory,
             seed=options.seed,
             progress=progress,
         )
