@@ -19,10 +19,10 @@ resident memory from the moment where the whole file is mapped and resident and 
 
 *Linear*: speed of the trie on an agent corpus of `--linear` tokens over that on one of `--tokens`, and memory of
 packing it. *Partitioned*: windows of that corpus if it is packed in partitions, as one larger than memory is.
-*Tokenising*: time of `pack_dataset` over that of tokenising as many raw tokens, in batches, on one thread. The speed of
-the tokenizer is measured on the lines of the bundled sessions, again and again, so that it has most words in its cache:
-more than it reaches on new text. By default it is the bundled one, which is small and fast; `--tokenizer` takes that of
-a model.
+*Tokenising*: time of `pack_dataset` over that of tokenising as many raw tokens, in batches, on one thread. The speed
+of the tokenizer is measured on the lines of the bundled sessions, again and again, so that it has most words in its
+cache: more than it reaches on new text. By default it is the bundled one, which is small and fast; `--tokenizer` takes
+that of a model.
 
 Targets are printed as met or missed where the corpus is one that they are for: gaps of forests where a window has
 room for four of the longest sequences, or of 10,000 documents; memory per sequence of 50,000 sequences or more (of
