@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one thread for each worker; read when torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import datasets
 import pytest

@@ -14,4 +14,6 @@ process (`packing`) or as a distributed pipeline, and give the same rows.
 `border`      sum of the summaries -> what each partition shares with others
 `partitions`  pieces, border -> rows, and the outcome
 `reports`     outcomes -> the report, by way of the leaf `lines` of the partitions
+`packing`     all of it in one process
+`distributed` all of it on a Ray cluster (`cluster`), in `tasks`
 """

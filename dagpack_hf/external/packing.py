@@ -142,7 +142,7 @@ def measure_dataset(dataset: Dataset, max_length: int) -> list[Block]:
     arrow = dataset.with_format("arrow")
     blocks = []
     for first in range(0, len(dataset), BLOCK_EXAMPLES):
-        with _naming(first):
+        with naming(first):
             table = arrow[first : first + BLOCK_EXAMPLES]
             blocks.append(Block(first, measure(table, max_length)))
     return blocks
@@ -268,7 +268,7 @@ def _scattered(
     arrow = dataset.with_format("arrow")
     for first, last in batches(blocks):
         advance("scattering", first / len(dataset))
-        with _naming(first):
+        with naming(first):
             scattered = scatter(arrow[first:last], splitters, options)
         spill.append(scattered.pieces)
         yield scattered.summary
@@ -298,7 +298,7 @@ def _written(portions: Iterator[Rows], write: Callable[[pa.Table], None]) -> Ite
 
 
 @contextmanager
-def _naming(first: int) -> Iterator[None]:
+def naming(first: int) -> Iterator[None]:
     """Say in errors which examples a position is counted from."""
     try:
         yield
