@@ -604,7 +604,19 @@ def test_a_label_that_is_not_its_token_is_found_wherever_it_is(at, label):
 
 def test_the_largest_token_ids_are_ordered_by_place_and_token():
     largest = 2**31 - 1
-    sequences = [[5, 6, 7], [5, largest], [5, 2**30], [5, 6, 0], [5, 6, largest], [largest, 1], [0]]
+    sequences = [[5, 6, 7], [5, largest], [5, 2**30], [5, 9], [5, 6, 0], [5, 6, largest], [largest, 1], [0]]
     forest = TokenForest.from_sequences(sequences)
     assert_equal(forest, reference_forest(sequences))
-    assert forest.tokens.tolist() == [0, 5, 6, 0, 7, largest, 2**30, largest, largest, 1]
+    assert forest.tokens.tolist() == [0, 5, 6, 0, 7, largest, 9, 2**30, largest, largest, 1]
+
+
+@pytest.mark.parametrize("border", [1, 2, 3, 63, 64, 65, 66, 127, 128, 129, 198, 199])
+def test_weights_that_change_where_counts_do_not(border):
+    ids = np.arange(200)
+    weight = np.where(ids < border, 0.5, 2).astype(np.float32)
+    tree = TokenTree(ids, np.ones(200, np.uint16), np.array([200]), np.array([-1]), 200, weight)
+    in_turns = replace(tree, target_weight=np.where(ids % 3, weight, 4).astype(np.float32))
+    branch = TokenTree(np.append(ids[:100], 7), np.full(101, 3, np.uint16), np.array([60, 41]), np.array([-1, 59]), 9)
+    from_nothing = replace(tree, target_weight=np.where(ids < border, 0, 2).astype(np.float32))
+    for trees in ([tree], [in_turns], [from_nothing], [tree, branch], [branch, in_turns, from_nothing]):
+        assert_equal(TokenForest.from_trees(trees), reference_forest_of_trees(trees))

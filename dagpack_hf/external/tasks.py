@@ -11,7 +11,7 @@ import pyarrow as pa
 from dagpack_hf.columns import rows_to_table
 from dagpack_hf.external.border import Border, SharedPath, Summary
 from dagpack_hf.external.branches import Extent, measure, sample_paths
-from dagpack_hf.external.packing import BATCH_TOKENS, PORTION, Block, _naming
+from dagpack_hf.external.packing import BATCH_TOKENS, PORTION, Block, naming
 from dagpack_hf.external.partitions import Outcome, limit_partition, plan_partition
 from dagpack_hf.external.scatter import scatter
 from dagpack_hf.external.splitters import Splitters
@@ -38,7 +38,7 @@ def scatter_tables(
         table = _plain(table)
         step = max(block.extent.examples * BATCH_TOKENS // max(block.extent.tokens, 1), 1)
         for low in range(0, table.num_rows, step):
-            with _naming(block.first + low):
+            with naming(block.first + low):
                 scattered = scatter(table.slice(low, step), splitters, options)
             summary = summary + scattered.summary
             for partition, piece in scattered.pieces.items():

@@ -200,14 +200,13 @@ def write_targets(spans, own, trained_here, source, shift_labels, loss_weight):
         token = np.int64(spans[2, index]) + 1
         while at < last:
             stop = min(run_end[run] + shift, last)
-            if stop > at:
-                if run_trained[run]:
-                    copy(values, token, shift_labels, at, stop - at)
-                else:
-                    fill(shift_labels, at, stop, IGNORE_INDEX)
-                fill(loss_weight, at, stop, run_weight[run])
-                token += stop - at
-                at = stop
+            if run_trained[run]:
+                copy(values, token, shift_labels, at, stop - at)
+            else:
+                fill(shift_labels, at, stop, IGNORE_INDEX)
+            fill(loss_weight, at, stop, run_weight[run])
+            token += stop - at
+            at = stop
             run += 1
         shift_labels[last] = target[segment] if target[segment] >= 0 else IGNORE_INDEX
         loss_weight[last] = target_weight[segment]

@@ -269,7 +269,7 @@ def write_runs(places, changes, parent, start, length, keep_all):
         while at >= 0 and places[at] >> 32 == node:
             lower = (places[at] & 0xFFFFFFFF) + 1
             change = changes[at] if len(changes) else np.int64(1)
-            if lower < upper and (change != 0 or keep_all):
+            if lower < upper:
                 free = put_run(end, count, free, start[node] + upper, total, keep_all)
                 upper = lower
             total += change
@@ -357,5 +357,5 @@ def weigh_spans(weights, begin, stop, above, last_node, parent, depth, start, fi
                     break
                 if at >= above[span]:
                     weight[run] += weights[begin[span] + at - above[span]]
-            path = min(path, np.int64(depth[node]))
+            path = np.int64(depth[node])
             node = parent[node]
