@@ -23,7 +23,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def kernel(function: F) -> F:
     """Compile a function for the types it is called with."""
     compiled: Any = numba.njit(cache=True, nogil=True)(function)
-    drop_stale(Path(compiled.stats.cache_path), Path(__file__).parent)
+    if isinstance(compiled, numba.core.registry.CPUDispatcher):  # a plain function under NUMBA_DISABLE_JIT
+        drop_stale(Path(str(compiled.stats.cache_path)), Path(__file__).parent)
     return cast(F, compiled)
 
 
