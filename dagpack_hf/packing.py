@@ -127,16 +127,16 @@ def _pack_split(
     load_from_cache_file: bool | None,
     progress: bool,
 ) -> tuple[Dataset, PackReport]:
-    columns = dataset.select_columns(packing_columns(dataset.column_names))
+    packing_columns(dataset.column_names)  # refuses what has none, also where the rows are in the cache
 
     def write_rows(write: Callable[[pa.Table], None]) -> PackReport:
-        larger = LargeDataset.of(columns, options, max_memory)
+        larger = LargeDataset.of(dataset, options, max_memory)
         if larger is not None:
             with _Stages(progress, PARTITION_STAGES) as stages:
                 return larger.pack(write, advance=stages.advance)
         with _Stages(progress) as stages:
             stages.begin("merging")
-            source = merge_dataset(columns, options)
+            source = merge_dataset(dataset, options)
             stages.begin("planning")
             plan = plan_forest(source.forest, options, source.dropped, source.examples)
             stages.begin("writing")

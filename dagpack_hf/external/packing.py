@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from dagpack_hf.columns import is_tree_dataset, rows_to_table
+from dagpack_hf.columns import is_tree_dataset, packing_columns, rows_to_table
 from dagpack_hf.external.border import Border, Summary, draw_borders
 from dagpack_hf.external.branches import Extent, measure, sample_paths
 from dagpack_hf.external.memory import memory_limit, needed_memory, partitions_for, surely_fits
@@ -98,6 +98,7 @@ class LargeDataset:
         in_buckets = options.bucket_size is not None
         if (in_buckets and max_memory is None) or surely_fits(dataset, limit):
             return None
+        dataset = dataset.select_columns(packing_columns(dataset.column_names))
         blocks = measure_dataset(dataset, options.max_length)
         needed = needed_memory(total_extent(blocks), dataset.column_names)
         partitions = partitions_for(needed, limit)
