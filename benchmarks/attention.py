@@ -1,13 +1,14 @@
 """Attention on packed rows: the tile backend beside the dense mask, and beside the sequences unpacked.
 
 One layer's attention, forward and backward, on rows of several shapes: *stars*, a trunk with 16 branches that share
-80 % or 64 that share 50 %; a *comb*, a leaf at each position of a trunk; *multi-turn*, a conversation of many turns with
-forks at random turns; a *chain*, one sequence; and *documents* that share nothing. Three ways: `tile`; `dense`, PyTorch's
-scaled dot-product attention under the mask; and *unpacked*, causal attention without a mask for each sequence, from a root
-to a leaf, alone. Of more than 16 sequences 16 are computed, spread evenly, and the time is scaled by the number of pairs.
+80 % or 64 that share 50 %; a *comb*, a leaf at each position of a trunk; *multi-turn*, a conversation of many turns
+with forks; a *chain*, one sequence; and *documents* that share nothing. Three ways: `tile`; `dense`,
+PyTorch's scaled dot-product attention under the mask; and *unpacked*, causal attention without a mask for each
+sequence, from a root to a leaf, alone. Of more than 16 sequences 16 are computed, spread evenly, and the time is
+scaled by the number of pairs.
 
-Time is processor time, so that other programs do not count. Plan and mask are built once for all layers of a forward pass,
-so their times stand apart.
+Time is processor time, so that other programs do not count. Plan and mask are built once for all layers of a forward
+pass, so their times stand apart.
 
 The goals: at `T = 4096` `tile` at least twice as fast as `dense` on stars and multi-turn, and nowhere below 0.9 times.
 """
@@ -41,7 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
     cases: dict[str, dict[str, Any]] = {}
-    print(f"{'':<27}{'visible':>8}{'tile ms':>9}{'dense ms':>10}{'unpacked ms':>13}{'x dense':>9}{'x unpacked':>12}", end="")
+    print(
+        f"{'':<27}{'visible':>8}{'tile ms':>9}{'dense ms':>10}{'unpacked ms':>13}{'x dense':>9}{'x unpacked':>12}",
+        end="",
+    )
     print(f"{'plan ms':>9}{'mask ms':>9}")
     for length in options.length:
         for name, walk in shapes(length).items():
@@ -96,14 +100,14 @@ def comb(length: int) -> np.ndarray:
 
 
 def multi_turn(length: int, seed: int = 0) -> np.ndarray:
-    """Turns of 20 to 200 tokens; two in five go back to any turn of the branch and go on from there."""
+    """Turns of 20 to 200 tokens; two in five follow not the last turn but one that lies one to three before it."""
     rng = np.random.default_rng(seed)
     walk: list[np.ndarray] = []
     open_turns = [0]  # depths at which the turns of the current branch end
     total = 0
     while total < length:
         if rng.random() < 0.4:
-            del open_turns[int(rng.integers(1, len(open_turns) + 1)) :]
+            del open_turns[max(1, len(open_turns) - int(rng.integers(1, 4))) :]
         turn = int(rng.integers(20, 201))
         walk.append(np.arange(open_turns[-1], open_turns[-1] + turn))
         open_turns.append(open_turns[-1] + turn)

@@ -227,11 +227,11 @@ def test_flex_refuses_a_backward_pass_on_cpu():
 
 
 def test_select_backend():
-    assert select_backend("cpu") == select_backend(torch.device("mps")) == "dense"
+    assert select_backend("cpu") == "tile" and select_backend(torch.device("mps")) == "dense"
     assert select_backend("cuda:1") == "flex"
     assert select_backend("cuda", "dense") == "dense"
     assert select_backend("cpu", "flex") == "flex"
-    with pytest.raises(ValueError, match="'flash' is not known, choose one of auto, dense, flex"):
+    with pytest.raises(ValueError, match="'flash' is not known, choose one of auto, dense, tile, flex"):
         select_backend("cuda", "flash")
 
 

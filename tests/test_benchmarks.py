@@ -30,7 +30,7 @@ def run(script: str, *options: str) -> dict:
     )
     assert done.returncode == 0, done.stderr
     table, _, line = done.stdout.rstrip("\n").rpartition("\n")
-    assert len(table.splitlines()) > 8
+    assert len(table.splitlines()) > 7
     figures = json.loads(line)
     assert figures["benchmark"] == script
     assert {"cores", "python", "numpy", "torch", "transformers", "trl"} <= set(figures["environment"])
@@ -478,6 +478,51 @@ def test_train_step():
     assert shared["sequences"] == 16 and shared["work"]["dagpack"]["batches"] == 1
     assert 3.5 < shared["token_ratio"] < shared["reuse_ratio"] == 4
     assert figures["cases"]["sessions, T=2048"]["sequences"] == 2
+
+
+def test_attention():
+    figures = run("attention", "--rounds", "2", "--length", "600", "--head-size", "8")
+    shapes = {"star 16 x 80 %", "star 64 x 50 %", "comb", "multi-turn", "chain", "documents"}
+    assert set(figures["cases"]) == {f"{shape}, T=600" for shape in shapes}
+    for case in figures["cases"].values():
+        check_rounds(case, 2)
+        assert set(case["seconds"]) == {"tile", "dense", "unpacked", "plan", "mask"}
+        for peer, speedup in case["speedup"].items():
+            assert speedup == pytest.approx(case["median_s"][peer] / case["median_s"]["tile"], rel=1e-3)
+    assert figures["cases"]["chain, T=600"]["visible"] == pytest.approx(601 / 1200, rel=1e-4)
+    assert figures["cases"]["star 16 x 80 %, T=600"]["sequences"] == 16
+    assert len(figures["goals"]) == 1, "the goals of trees are for rows of 4,096"
+
+
+def test_shapes_of_the_attention_benchmark(monkeypatch):
+    benchmark = load_benchmark("attention", monkeypatch)
+    for walk in benchmark.shapes(500).values():
+        assert len(walk) == 500 and walk[0] == 0 and np.diff(walk).max() <= 1
+        path: list[int] = []
+        end = benchmark.ends(walk)
+        for position, depth in enumerate(walk.tolist()):
+            del path[depth:]
+            path.append(position)
+            assert [j for j in range(position + 1) if end[j] > position] == path
+    assert benchmark.sequence_lengths(np.array([0, 1, 2, 1, 0, 1])).tolist() == [3, 2, 2]
+    star = benchmark.sequence_lengths(benchmark.star(4096, 16, 0.8))
+    assert (
+        len(star) == 16
+        and len(set(star)) == 1
+        and (4096 - 16 * star[0]) / -15 == pytest.approx(0.8 * star[0], rel=0.02)
+    )
+
+
+def test_goals_of_attention(monkeypatch):
+    benchmark = load_benchmark("attention", monkeypatch)
+    fast = {f"{shape}, T=4096": {"speedup": {"dense": 2.0}} for shape in benchmark.TREES}
+    fast["chain, T=2048"] = {"speedup": {"dense": 0.9}}
+    assert list(benchmark.check(fast).values()) == [True] * 4
+    for name, speedup in (("multi-turn, T=4096", 1.99), ("chain, T=2048", 0.89)):
+        goals = benchmark.check(fast | {name: {"speedup": {"dense": speedup}}})
+        assert [goal for goal, met in goals.items() if not met] == [
+            next(goal for goal in goals if goal.startswith(name))
+        ]
 
 
 def test_every_benchmark_is_described():

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from dagpack_hf import TokenForest, pack_forest
-from dagpack_hf.attention import DagVisibility, enable, ordinary_attention
+from dagpack_hf.attention import DagVisibility, enable, ordinary_attention, tile_plan
 from dagpack_hf.collator import DagCollator
 from tests.corpora import row_prefixes
 from tests.tiny_models import ARCHITECTURES, VOCABULARY, WINDOW, tiny_model
@@ -81,15 +81,15 @@ def packed_batch(sequences, labels, weighting, max_length=MAX_LENGTH):
     return rows, report, DagCollator(max_length=max_length, padding="max_length")(list(rows))
 
 
-def packed_logits(model, batch):
-    visibility = DagVisibility(batch["subtree_end"], batch["position_ids"], "dense")
+def packed_logits(model, batch, backend="auto"):
+    visibility = DagVisibility(batch["subtree_end"], batch["position_ids"], backend)
     return model(
         input_ids=batch["input_ids"], position_ids=batch["position_ids"], dag_visibility=visibility, use_cache=False
     ).logits
 
 
-def packed_loss(model, batch):
-    logits = packed_logits(model, batch)
+def packed_loss(model, batch, backend="auto"):
+    logits = packed_logits(model, batch, backend)
     per_token = F.cross_entropy(
         logits.flatten(0, 1), batch["shift_labels"].flatten(), reduction="none", ignore_index=-100
     )
@@ -107,8 +107,10 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("weighting", ["paths", "once"])
+@pytest.mark.parametrize("backend", ["tile", "dense"])
 @pytest.mark.parametrize(("name", "dtype", "tolerance"), CASES, ids=[case[0] for case in CASES])
-def test_packed_training_equals_unpacked_training(name, dtype, tolerance, weighting):
+def test_packed_training_equals_unpacked_training(name, dtype, tolerance, backend, weighting, monkeypatch):
+    monkeypatch.setattr(tile_plan, "TILE", 8)  # several tiles in a window
     sequences, labels = corpus()
     model = tiny_model(name, dtype)
     enable(model)
@@ -125,7 +127,7 @@ def test_packed_training_equals_unpacked_training(name, dtype, tolerance, weight
                 for sequence in sequences
                 for at, logits in enumerate(model(input_ids=torch.tensor([sequence]), use_cache=False).logits[0])
             }
-    loss = packed_loss(model, batch)
+    loss = packed_loss(model, batch, backend)
     packed_gradients = gradients(model, loss)
 
     assert abs(loss.item() - reference.item()) <= tolerance * abs(reference.item())
@@ -137,7 +139,7 @@ def test_packed_training_equals_unpacked_training(name, dtype, tolerance, weight
     assert max(worst.values()) <= tolerance, max(worst.items(), key=lambda item: item[1])
 
     with torch.no_grad():
-        logits = packed_logits(model, batch)
+        logits = packed_logits(model, batch, backend)
     scale = max(row.abs().max() for row in seen.values())
     checked = 0
     for index, row in enumerate(rows):

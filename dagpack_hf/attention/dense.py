@@ -1,10 +1,10 @@
 """The dense backend: scaled dot-product attention under a boolean mask.
 
-It is the reference of the other backends and the one for CPU. Plain attention goes through PyTorch's fused kernel.
-Logit soft-capping (gemma2) and attention sinks (gpt_oss) have no place in that kernel, so they take the explicit
-path, which writes out the scores as the models' own eager attention does. The softmax is taken in float32 at least:
-float64 stays float64, where some models' own code would fall to float32, and half precision is never used, where
-gpt_oss would.
+It is the reference of the other backends, and works on every device. Plain attention goes through PyTorch's fused
+kernel. Logit soft-capping (gemma2) and attention sinks (gpt_oss) have no place in that kernel, so they take the
+explicit path, which writes out the scores as the models' own eager attention does. The softmax is taken in float32 at
+least: float64 stays float64, where some models' own code would fall to float32, and half precision is never used,
+where gpt_oss would.
 
 Cost: the mask, `B * T * T` bytes for each window, shared by all layers; on the explicit path also the scores,
 `B * H * T * T` elements per layer, kept for the backward pass.

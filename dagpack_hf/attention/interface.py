@@ -9,7 +9,7 @@ The function computes attention to ancestors and nothing else. A call without `d
 answered with plain causal attention: nothing tells an ordinary sequence from a packed row whose visibility got lost on
 the way, and the latter would train on wrong values in silence. To generate, use [`ordinary_attention`].
 
-Cost: that of the backend, see `dense` and `flex`.
+Cost: that of the backend, see `dense`, `tile` and `flex`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from . import dense, flex
+from . import dense, flex, tile
 from .visibility import DagVisibility
 
 NAME = "dagpack"
 """Name of the attention implementation; transformers treats names with sdpa, flash or flex in them specially."""
 
-BACKENDS = ("auto", "dense", "flex")
+BACKENDS = ("auto", "dense", "tile", "flex")
+
+Backend = Literal["dense", "tile", "flex"]
+
+_AUTO: dict[str, Backend] = {"cuda": "flex", "cpu": "tile"}
+
+_ATTEND = {"dense": dense.attend, "tile": tile.attend, "flex": flex.attend}
 
 _UNKNOWN_SCORE_TERMS = ("position_bias", "sinks", "indices", "block_indices", "head_mask")
 
@@ -40,30 +46,30 @@ def register() -> None:
     AttentionInterface.register(NAME, dag_attention_forward)
 
 
-def select_backend(device: torch.device | str, requested: str = "auto") -> Literal["dense", "flex"]:
+def select_backend(device: torch.device | str, requested: str = "auto") -> Backend:
     """Choose the backend for a device.
 
     Args:
         device (`torch.device` or `str`):
             Where attention is computed.
         requested (`str`, *optional*, defaults to `"auto"`):
-            `"dense"` or `"flex"` are taken as they are, `"auto"` is `"flex"` on CUDA and `"dense"` elsewhere.
-            `"flex"` on CPU computes the forward pass only.
+            `"dense"`, `"tile"` or `"flex"` are taken as they are; `"auto"` is `"flex"` on CUDA, `"tile"` on CPU and
+            `"dense"` elsewhere. `"flex"` on CPU computes the forward pass only.
 
     Returns:
-        `str`: `"dense"` or `"flex"`.
+        `str`: `"dense"`, `"tile"` or `"flex"`.
 
     Raises:
         ValueError: If the backend is not known.
 
     Example:
         >>> select_backend("cpu"), select_backend("cuda:1")
-        ('dense', 'flex')
+        ('tile', 'flex')
     """
     if requested not in BACKENDS:
         raise ValueError(f"attention backend {requested!r} is not known, choose one of {', '.join(BACKENDS)}")
     if requested == "auto":
-        return "flex" if torch.device(device).type == "cuda" else "dense"
+        return _AUTO.get(torch.device(device).type, "dense")
     return requested  # type: ignore[return-value]
 
 
@@ -152,8 +158,7 @@ def dag_attention_forward(
 
     dag_visibility.windows.add(sliding_window)
     backend = select_backend(query.device, dag_visibility.backend)
-    attend = flex.attend if backend == "flex" else dense.attend
-    output_BHTD = attend(
+    output_BHTD = _ATTEND[backend](
         query, key, value, dag_visibility, window=sliding_window, scaling=scaling, softcap=softcap, sinks_H=s_aux
     )
     return output_BHTD.transpose(1, 2).contiguous(), None

@@ -13,7 +13,7 @@ which the unpacked sequence does not have.
 built once per forward for each distinct window (one or two in all models known), not once per layer.
 
 Cost: the two vectors, plus what the backends build: `B * T * T` bytes per window for the dense one (17 MB for one row
-of 4096), `O(B * T)` for FlexAttention.
+of 4096), `O(B * T)` for the others.
 
 Shape suffixes: `B` rows of the batch, `T` positions of a row.
 """
@@ -72,7 +72,7 @@ class DagVisibility:
         position_ids (`torch.Tensor` of shape `(B, T)`, integer):
             Depth of each position; the same values that the model gets.
         backend (`str`, *optional*, defaults to `"auto"`):
-            `"auto"`, `"dense"` or `"flex"`; see [`select_backend`].
+            `"auto"`, `"dense"`, `"tile"` or `"flex"`; see [`select_backend`].
 
     Attributes:
         windows (`set`):
