@@ -3,15 +3,15 @@
     python benchmarks/pack.py [--quick] [--tokens N] [--large N] [--linear N] [--rounds R] [--corpora NAME ...]
                               [--labels] [--tokenizer FILE]
 
-Every corpus (`packing_corpora.py`) is written to an Arrow file, mapped into memory and read once, and then packed with
-windows of four times its longest sequence. Agent corpora and documents are measured at two sizes. Both packers get the
-same data set (`input_ids`, with `--labels` also `labels`) and the same window length, and both write an Arrow file:
-ours five vectors for each position, TRL's one (two with labels). Speeds are per *raw* token, the tokens of the
-sequences written out, which is what both read; that of *rows* is per position written, in memory. *plan* is all that
-decides which leaf goes where, with the lower bound. The dictionary trie, a dictionary for each token, merges a part:
-the first sequences, at most 1,000. Seconds are processor time, so that what else the machine does hardly shows;
-nothing runs in parallel. Compiled code is compiled beforehand, and before each run the processor's caches are emptied,
-since a corpus is packed once and not again and again.
+Every corpus (`packing_corpora.py`) is written to an Arrow file, mapped into memory and read once, and then packed
+with windows of four times its longest sequence. Agent corpora and documents are measured at two sizes. Both packers
+get the same data set (`input_ids`, with `--labels` also `labels`) and the same window length, and both write an Arrow
+file: ours five vectors for each position, TRL's one (two with labels). Speeds are per *raw* token, the tokens of the
+sequences written out, which is what both read; that of *rows* is per position written, in memory, a portion at a
+time. *plan* is all that decides which leaf goes where, with the lower bound. The dictionary trie, a dictionary for
+each token, merges a part: the first sequences, at most 1,000. Seconds are processor time, so that what else the
+machine does hardly shows; nothing runs in parallel. Compiled code is compiled beforehand, and before each run the
+processor's caches are emptied, since a corpus is packed once and not again and again.
 
 *Memory* is anonymous memory above the mapped tokens, in a fresh process for each corpus: the growth of its peak
 resident memory from the moment where the whole file is mapped and resident and the kernels are warm (Linux only).
@@ -56,10 +56,11 @@ from packing_corpora import AGENTS, CORPORA, write_corpus
 from dagpack_hf import TokenForest, pack_dataset
 from dagpack_hf.columns import ROW_SCHEMA
 from dagpack_hf.external.packing import LargeDataset, measure_dataset
-from dagpack_hf.layout import layout_rows
-from dagpack_hf.pack import lower_bound, pack_windows
+from dagpack_hf.layout import RowWriter
+from dagpack_hf.pack import Windows, lower_bound, pack_windows
 from dagpack_hf.pack_options import PackOptions
-from dagpack_hf.segments import build_segments
+from dagpack_hf.packing import PORTION
+from dagpack_hf.segments import Segments, build_segments
 
 LARGE = ", large"
 PATHS_PER_WINDOW = 4
@@ -245,7 +246,7 @@ def measure(path: Path, rounds: int, dict_tokens: int) -> dict[str, Any]:
         {
             "trie": spent_on(corpus.merge),
             "plan": spent_on(lambda: plan(forest, length)),
-            "rows": spent_on(lambda: layout_rows(forest, segments, windows)),
+            "rows": spent_on(lambda: write_rows(forest, segments, windows)),
             "pack_dataset": spent_on(ours, remove),
             "trl bfd": spent_on(theirs, remove),
             "trie (part)": spent_on(part.merge),
@@ -283,6 +284,12 @@ def plan(forest: TokenForest, max_length: int) -> None:
     """All that decides which leaf goes where, with the certificate."""
     pack_windows(build_segments(forest), max_length)
     lower_bound(forest, max_length)
+
+
+def write_rows(forest: TokenForest, segments: Segments, windows: Windows) -> None:
+    """All rows, so many positions at a time."""
+    for _ in RowWriter(forest, segments, windows, seed=0).portions(PORTION):
+        pass
 
 
 def dict_trie(sequences: list[list[int]]) -> dict[int, Any]:
