@@ -23,6 +23,7 @@ from dagpack_hf.attention import (
     ordinary_attention,
     packed_attention,
     probe,
+    support,
 )
 from tests.tiny_models import ARCHITECTURES, VOCABULARY, WINDOW, tiny_model
 from tests.tiny_trees import TreeRow, lay_out, random_sequences
@@ -283,11 +284,11 @@ LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 
             "Lfm2ForCausalLM cannot be trained on packed rows: its layers of type 'conv' carry information",
         ),
         ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "type 'linear_attention' carry"),
-        ("llama", {"layer_types": ["chunked_attention"] * 2}, '"chunked_attention" are not supported'),
+        ("llama", {"layer_types": ["window_attention"] * 2}, "type 'window_attention' are not known here"),
         ("rwkv", {"attention_hidden_size": 32}, "RwkvForCausalLM .* it keeps a recurrent state along the row"),
         ("bloom", {}, "ALiBi biases count positions of the row, not depths; use a model with rotary or learned"),
         ("llama", {"alibi": True}, "ALiBi"),
-        ("xglm", {"d_model": 32, "attention_heads": 4, "attention_dropout": 0.0}, "AttentionInterface"),
+        ("gpt_neo", {"attention_types": [[["global"], 2]]}, "AttentionInterface"),
         ("llama", {"rope_parameters": DYNAMIC}, 'rope type "dynamic" depends on the longest position'),
         (
             "phi3",
@@ -440,8 +441,9 @@ def test_probe_names_models_that_keep_keyword_arguments_to_themselves(where):
 
 
 @pytest.mark.parametrize("window", [WINDOW, 4096])
-def test_probe_catches_a_window_that_is_not_passed_on(window):
+def test_probe_catches_a_window_that_is_not_passed_on(monkeypatch, window):
     """A small window shows in the logits; of a large one, that no layer asks for it."""
+    monkeypatch.setattr(support, "WINDOW_BY_MASK_MODEL_TYPES", frozenset())
     options = {"use_sliding_window": True, "sliding_window": window, "moe_intermediate_size": 24, "num_experts": 4}
     layer_types = ["sliding_attention", "full_attention"]
     model = tiny_model("qwen2_moe", layer_types=layer_types, num_experts_per_tok=2, **options)

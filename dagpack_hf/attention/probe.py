@@ -5,8 +5,8 @@ each sequence is computed alone with the model's own eager attention. The logits
 what no config tells: state carried along the row, a layer that ignores the visibility, positions that are not depths,
 attention to later tokens.
 
-A sliding window that the probe can afford to outgrow is tested the same way, with sequences longer than it. Of a
-larger one it is only tested that a layer asks for it by that size.
+A sliding window or a chunk that the probe can afford to outgrow is tested the same way, with sequences longer than it.
+Of a larger window it is only tested that a layer asks for it by that size.
 
 What counts is, per token, the length of the difference of the logits over the length of the logits: in float32 and
 float64 the largest of all tokens, in half precision the median of each part of the row. There rounding sends single
@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .interface import NAME, MissingVisibilityError
+from .ready_mask import inputs_for, route_of
 from .support import UnsupportedModelError, base_model_of
 from .switch import ordinary_attention
 from .visibility import DagVisibility
@@ -89,14 +90,52 @@ def probe(model: nn.Module, backend: str = "auto") -> float:
     return worst
 
 
+def probe_head(model: nn.Module) -> float:
+    """Compare the fused LM head that TRL gives a model with the model's own logits.
+
+    The fused head projects the last hidden state by the output embeddings. A model that does more than that before or
+    after would train on other logits than its own, packed or not.
+
+    Call it after [`~trl.trainer.utils.add_fused_lm_head`], which [`~trl.SFTTrainer`] does when it is made.
+
+    Args:
+        model (`torch.nn.Module`):
+            The model, wrapped or not, with any attention.
+
+    Returns:
+        `float`: The relative difference of the log-probabilities.
+
+    Raises:
+        UnsupportedModelError: If they differ by more than the limit, or the fused head does not work at all.
+    """
+    base = base_model_of(model)
+    name = type(base).__name__
+    device = next(base.get_input_embeddings().parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = min(512, base.config.get_text_config(decoder=True).vocab_size)
+    input_ids_1T, target_1T = torch.randint(vocabulary, (2, 1, LENGTH), generator=generator).to(device)
+    with _evaluation(base), ordinary_attention(base, "eager"):
+        logits_1TV = base(input_ids=input_ids_1T, use_cache=False).logits
+        try:
+            fused = base(input_ids=input_ids_1T, shift_labels=target_1T, fused_lm_head=True, use_cache=False)
+        except (AttributeError, TypeError) as cause:
+            raise UnsupportedModelError(f"TRL's fused LM head does not work with {name}: {cause}") from cause
+    logits_1TV = logits_1TV.to(torch.promote_types(logits_1TV.dtype, torch.float32))
+    own_1T = logits_1TV.log_softmax(-1).gather(-1, target_1T.to(logits_1TV.device)[..., None])[..., 0]
+    error = ((fused.log_probs.to(own_1T) - own_1T).norm() / own_1T.norm()).item()
+    if not error <= _limit(base):
+        raise UnsupportedModelError(
+            f"TRL's fused LM head gives other log-probabilities than {name} itself (they differ by {error:.1e}, "
+            "relative): the model does more to its last hidden state than project it, and would train on wrong logits"
+        )
+    return error
+
+
 def _packed_logits(model: PreTrainedModel, input_ids_1T: Tensor, visibility: DagVisibility) -> Tensor:
     """Compute the row, and see that the attention layers asked for what they should."""
     name = type(model).__name__
     try:
-        position_ids_1T = visibility.position_ids_BT.long()
-        output = model(
-            input_ids=input_ids_1T, position_ids=position_ids_1T, dag_visibility=visibility, use_cache=False
-        )
+        output = model(input_ids=input_ids_1T, use_cache=False, **inputs_for(model, visibility))
     except (MissingVisibilityError, TypeError) as error:
         if isinstance(error, TypeError) and "dag_visibility" not in str(error):
             raise
@@ -104,6 +143,8 @@ def _packed_logits(model: PreTrainedModel, input_ids_1T: Tensor, visibility: Dag
             f"{name} does not hand keyword arguments on to its attention layers, so these cannot learn what each "
             "position sees; it cannot be trained on packed rows"
         ) from error
+    if route_of(model) == "ready mask":
+        return output.logits[0]
     if not visibility.windows:
         raise UnsupportedModelError(
             f'no attention layer of {name} called the attention "{NAME}": call enable(model) first; if it was called, '
@@ -136,7 +177,7 @@ def _outgrows(model: PreTrainedModel, window: int) -> bool:
 
 def _probe_row(model: PreTrainedModel, backend: str) -> tuple[Tensor, dict[str, slice], DagVisibility]:
     """Lay out prefix, first branch, second branch, second tree, padding."""
-    window = _sliding_window(model)
+    window = _sliding_window(model) or getattr(model.config.get_text_config(), "attention_chunk_size", None)
     length = window + LENGTH if window is not None and _outgrows(model, window) else min(LENGTH, _longest(model))
     fork = length // 2
     depths = {

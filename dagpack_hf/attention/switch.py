@@ -14,8 +14,16 @@ from contextlib import contextmanager
 from torch import nn
 from transformers import PreTrainedConfig
 
-from .interface import NAME, register, select_backend
-from .support import UnsupportedModelError, base_model_of, check_model
+from .interface import register, select_backend
+from .ready_mask import mask_required, packed_implementation
+from .support import (
+    OWN_ATTENTION,
+    UnsupportedModelError,
+    attention_of_text,
+    base_model_of,
+    check_model,
+    takes_ready_mask,
+)
 
 Implementation = str | dict
 """What `set_attn_implementation` of transformers takes: a name, or a name for each part of a composite model."""
@@ -24,8 +32,8 @@ Implementation = str | dict
 def enable(model: nn.Module, backend: str = "auto") -> Implementation:
     """Make a model attend to what [`DagVisibility`] says.
 
-    From then on every forward pass needs `dag_visibility`; see [`ordinary_attention`] for passes without. The name of
-    the attention is not saved with the model.
+    From then on every forward pass needs what [`inputs_for`] makes; see [`ordinary_attention`] for passes without. The
+    name of the attention is not saved with the model.
 
     Args:
         model (`torch.nn.Module`):
@@ -45,7 +53,7 @@ def enable(model: nn.Module, backend: str = "auto") -> Implementation:
     check_model(model)
     register()
     previous = _attention_of(base_model_of(model).config)
-    _set_attention(model, NAME)
+    _set_attention(model, packed_implementation(model))
     return previous
 
 
@@ -59,22 +67,23 @@ def ordinary_attention(model: nn.Module, implementation: Implementation = "eager
         implementation (`str` or `dict`, *optional*, defaults to `"eager"`):
             The attention to use. What [`enable`] returned is faster; `"eager"` is there for every model.
     """
-    with _attention(model, implementation):
+    with _attention(model, implementation), mask_required(model, False):
         yield
 
 
 @contextmanager
 def packed_attention(model: nn.Module) -> Iterator[None]:
-    """Give the model the attention `"dagpack"` inside a `with` block and its own again afterwards.
+    """Give the model the attention for packed rows inside a `with` block and its own again afterwards.
 
-    The block must hold the backward pass too. The model is not checked, see [`check_model`].
+    The block must hold the backward pass too. Inside it a forward pass without what [`inputs_for`] makes is refused.
+    The model is not checked, see [`check_model`].
 
     Args:
         model (`torch.nn.Module`):
             The model, wrapped or not.
     """
     register()
-    with _attention(model, NAME):
+    with _attention(model, packed_implementation(model)), mask_required(model, True):
         yield
 
 
@@ -91,12 +100,14 @@ def _attention(model: nn.Module, implementation: Implementation) -> Iterator[Non
 def _set_attention(model: nn.Module, implementation: Implementation) -> None:
     base = base_model_of(model)
     base.set_attn_implementation(implementation)
-    wanted = implementation.get("") if isinstance(implementation, dict) else implementation
-    if wanted is not None and base.config._attn_implementation != wanted:
-        raise UnsupportedModelError(
-            f"{type(base).__name__} did not take the attention {wanted!r}: it does not call its attention through "
-            "transformers' AttentionInterface, or its source cannot be read"
-        )
+    if isinstance(implementation, dict) or attention_of_text(base) == implementation:
+        return
+    if takes_ready_mask(base) and attention_of_text(base) in OWN_ATTENTION:
+        return  # fixed when the model was made, and as good for what is asked here
+    raise UnsupportedModelError(
+        f"{type(base).__name__} did not take the attention {implementation!r}: it does not call its attention through "
+        "transformers' AttentionInterface, or its source cannot be read"
+    )
 
 
 def _attention_of(config: PreTrainedConfig) -> Implementation:
