@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import AuxOutput, BlockMask, create_block_mask, create_mask
 
 from dagpack_hf.attention import DagVisibility, dense, enable, flex, visible
+from dagpack_hf.attention.interface import dag_attention_forward
 from tests.tiny_models import VOCABULARY, WINDOW, tiny_model
 
 torch.set_num_threads(1)
@@ -144,6 +145,25 @@ def test_kernel_options_are_passed_on(monkeypatch):
     for options in ({}, {"kernel_options": {"BLOCK_M": 64}}):
         flex.attend(*inputs, DagVisibility(*vectors([0, 1, 1])), **options)
     assert given == [None, {"BLOCK_M": 64}]
+
+
+@pytest.mark.parametrize("backend", ["flex", "dense", "tile"])
+def test_kernel_options_of_a_call_reach_flex_alone(monkeypatch, backend):
+    given: list[dict | None] = []
+    kernel = flex.flex_attention
+
+    def noting(*inputs: Tensor, **options):
+        given.append(options.pop("kernel_options"))
+        return kernel(*inputs, **options)
+
+    monkeypatch.setattr(flex, "_kernel", lambda device: noting)
+    query, key, value, _ = random_inputs(1, 3)
+    visibility = DagVisibility(*vectors([0, 1, 1]), backend=backend)
+    with torch.no_grad():
+        dag_attention_forward(
+            torch.nn.Identity(), query, key, value, None, dag_visibility=visibility, kernel_options={"BLOCK_M": 64}
+        )
+    assert given == ([{"BLOCK_M": 64}] if backend == "flex" else [])
 
 
 # --- tiles

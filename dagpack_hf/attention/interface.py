@@ -86,6 +86,7 @@ def dag_attention_forward(
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
     dag_visibility: DagVisibility | None = None,
+    kernel_options: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, with the signature of transformers' attention functions.
@@ -115,6 +116,8 @@ def dag_attention_forward(
             Must not be `False`.
         dag_visibility ([`DagVisibility`]):
             The rows of the batch.
+        kernel_options (`dict`, *optional*):
+            Options of FlexAttention's kernel; the other backends have none.
         **kwargs:
             Whatever else the model hands on; what would change the scores is refused.
 
@@ -158,7 +161,16 @@ def dag_attention_forward(
 
     dag_visibility.windows.add(sliding_window)
     backend = select_backend(query.device, dag_visibility.backend)
+    options = {"kernel_options": kernel_options} if backend == "flex" else {}
     output_BHTD = _ATTEND[backend](
-        query, key, value, dag_visibility, window=sliding_window, scaling=scaling, softcap=softcap, sinks_H=s_aux
+        query,
+        key,
+        value,
+        dag_visibility,
+        window=sliding_window,
+        scaling=scaling,
+        softcap=softcap,
+        sinks_H=s_aux,
+        **options,
     )
     return output_BHTD.transpose(1, 2).contiguous(), None
