@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from transformers import TrainingArguments
+from transformers.trainer_pt_utils import AcceleratorConfig
 from trl import SFTConfig
 
 from dagpack_hf.attention import BACKENDS
@@ -14,6 +15,7 @@ from dagpack_hf.layout import LOSS_WEIGHTINGS
 from dagpack_hf.overflow import OVERFLOW_CHOICES
 from dagpack_hf.pack import STRATEGIES
 from dagpack_hf.pack_options import check_choice, check_examples, check_seconds
+from dagpack_hf.window_order import RANK_BALANCES
 
 LOSS_NORMALIZATIONS = ("corpus", "step")
 
@@ -79,11 +81,21 @@ class DagSFTConfig(SFTConfig):
             - `"step"`: the weight of the step itself, as in [`~transformers.Trainer`]. The default with
               `packing_scope="batch"`.
 
+        rank_balance (`str`, *optional*, defaults to `"step"`):
+            How windows are dealt to the processes that train together, so that those which are computed at the same
+            time have similar numbers of attention pairs and no process waits. Possible values are:
+
+            - `"step"`: windows trade places within an optimizer step; training is that without.
+            - `"epoch"`: they trade places with those of other steps too, so that each round has windows of similar
+              cost. Needed where a step is one window for each process.
+            - `"none"`: as they are shuffled.
+
+            Needs windows, so with `packing_scope="batch"` there is nothing to balance.
         overflow (`str`, *optional*, defaults to `"truncate"`):
             What to do with sequences longer than `max_length`: `"truncate"` (as [`~trl.SFTTrainer`]), `"drop"` or
             `"error"`. What is lost is counted and shown.
         attn_backend (`str`, *optional*, defaults to `"auto"`):
-            Backend of the attention: `"dense"`, `"flex"`, or `"auto"` (flex on CUDA, dense elsewhere).
+            Backend of the attention: `"dense"`, `"tile"`, `"flex"`, or `"auto"` (flex on CUDA, tile on CPU).
     """
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "per_turn_kwargs"]  # noqa: RUF012
@@ -147,6 +159,15 @@ class DagSFTConfig(SFTConfig):
             "choices": list(LOSS_NORMALIZATIONS),
         },
     )
+    rank_balance: str = field(
+        default="step",
+        metadata={
+            "help": "How windows are dealt to processes, so that those computed at the same time have similar numbers "
+            "of attention pairs: 'step' (they trade places within an optimizer step), 'epoch' (with other steps too) "
+            "or 'none'.",
+            "choices": list(RANK_BALANCES),
+        },
+    )
     overflow: str = field(
         default="truncate",
         metadata={
@@ -157,7 +178,7 @@ class DagSFTConfig(SFTConfig):
     attn_backend: str = field(
         default="auto",
         metadata={
-            "help": "Attention backend: 'dense', 'flex' or 'auto' (flex on CUDA, dense elsewhere).",
+            "help": "Attention backend: 'dense', 'tile', 'flex' or 'auto' (flex on CUDA, tile on CPU).",
             "choices": list(BACKENDS),
         },
     )
@@ -170,6 +191,7 @@ class DagSFTConfig(SFTConfig):
             ("loss_weighting", LOSS_WEIGHTINGS),
             ("window_strategy", STRATEGIES),
             ("loss_normalization", (*LOSS_NORMALIZATIONS, None)),
+            ("rank_balance", RANK_BALANCES),
             ("overflow", OVERFLOW_CHOICES),
             ("attn_backend", BACKENDS),
         ):
@@ -180,6 +202,11 @@ class DagSFTConfig(SFTConfig):
         self._refuse_conflicts()
         if self.loss_normalization is None:
             self.loss_normalization = "corpus" if self.packing_scope == "dataset" else "step"
+
+    @property
+    def loading(self) -> AcceleratorConfig:
+        """How accelerate loads the data: `accelerator_config`, read."""
+        return cast(AcceleratorConfig, self.accelerator_config)
 
     @classmethod
     def from_args(cls, args: TrainingArguments | None, model_name: str) -> DagSFTConfig:

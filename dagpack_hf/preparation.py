@@ -1,6 +1,6 @@
-"""What the trainer needs to do what TRL does with a data set: sequences before packing, packing, and rows after it.
+"""What the trainer needs to do what TRL does with a data set: rendering, sequences before packing, packing, and rows.
 
-Cost: that of packing, and vectorised passes over the labels; nothing is copied but the rows that stay.
+Cost: that of rendering and packing, and vectorised passes over the labels; nothing is copied but the rows that stay.
 """
 
 from __future__ import annotations
@@ -8,23 +8,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset, IterableDataset, concatenate_datasets
+from transformers import PreTrainedTokenizerBase
 
-from dagpack_hf.collator import EMPTY_ROW
-from dagpack_hf.columns import ROW_FEATURES, is_tree_dataset, iter_trees
+from dagpack_hf.collator import EMPTY_ROW, DagCollator
+from dagpack_hf.columns import OPTIONAL_TREE_COLUMNS, ROW_FEATURES, TREE_COLUMNS, is_tree_dataset, iter_trees
 from dagpack_hf.config import DagSFTConfig
+from dagpack_hf.layout import ROW_COLUMNS
 from dagpack_hf.pack_report import PackReport
 from dagpack_hf.packing import pack_dataset
+from dagpack_hf.render import RenderError, RenderReport, tokenize_conversations
 from dagpack_hf.trie import IGNORE_INDEX
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+SIGNATURE_COLUMNS = [*ROW_COLUMNS, "labels", *TREE_COLUMNS[1:], *OPTIONAL_TREE_COLUMNS]
+"""Columns that reach the collator: those of rows, of plain sequences and of token trees."""
 
 
 def count_targets(dataset: Dataset, max_length: int) -> np.ndarray:
@@ -74,6 +80,55 @@ def limit_sequences(dataset: Dataset, max_length: int, overflow: str) -> Dataset
     action = "left out" if overflow == "drop" else "cut short"
     logger.warning("%s and are %s; %d labelled tokens are not trained.", count, action, lost)
     return dataset.select(np.flatnonzero(~too_long)) if overflow == "drop" else dataset
+
+
+def is_per_turn(columns: list[str], args: DagSFTConfig) -> bool:
+    """Whether a data set with these conversational columns is rendered turn by turn.
+
+    Raises:
+        ValueError: it is to be, and has none.
+    """
+    if args.per_turn and not columns:
+        raise ValueError(
+            "per_turn=True needs conversational data (messages, conversations, or prompt and completion as lists "
+            "of messages) that are not tokenised yet."
+        )
+    return bool(args.per_turn) if args.per_turn is not None else {"messages", "trained"} <= set(columns)
+
+
+def render_per_turn(
+    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, args: DagSFTConfig
+) -> tuple[Any, RenderReport]:
+    """Token trees with every turn in its own context, and what rendering did.
+
+    Raises:
+        RenderError: the template cannot write them; the remedies are named as options of the trainer.
+    """
+    options = {"num_proc": args.dataset_num_proc, **cast(dict[str, Any], args.per_turn_kwargs or {})}
+    try:
+        return tokenize_conversations(dataset, tokenizer, return_report=True, **options)
+    except RenderError as error:
+        remedy = "Options of rendering go into per_turn_kwargs of DagSFTConfig."
+        raise RenderError(error.reason, f"{error.detail}. {remedy}") from error
+
+
+def make_collator(args: DagSFTConfig, tokenizer: PreTrainedTokenizerBase, count_sequences: bool) -> DagCollator:
+    """The collator that the options of the trainer ask for.
+
+    Batches have one width where kernels are compiled for it, and where one process reads those of all.
+    """
+    on_cuda = args.device.type == "cuda"
+    one_width = args.packing_scope == "dataset" and (on_cuda or args.loading.dispatch_batches)
+    return DagCollator(
+        max_length=cast(int, args.max_length),  # DagSFTConfig refuses None
+        pad_token_id=tokenizer.pad_token_id or 0,
+        packing_scope=args.packing_scope,
+        loss_weighting=args.loss_weighting,
+        overflow=args.overflow,
+        padding="max_length" if one_width else "longest",
+        pad_to_multiple_of=int(args.pad_to_multiple_of or (128 if on_cuda else 1)),
+        count_sequences=count_sequences,
+    )
 
 
 def pack_as_whole(dataset: Dataset, args: DagSFTConfig, training: bool) -> tuple[Dataset, PackReport]:

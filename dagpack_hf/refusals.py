@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from dagpack_hf.collator import DagCollator
 from dagpack_hf.config import DagSFTConfig
+
+logger = logging.getLogger(__name__)
 
 
 def refuse_arguments(kwargs: dict[str, Any], train_dataset: Any, data_collator: Any) -> None:
@@ -30,6 +33,24 @@ def refuse_arguments(kwargs: dict[str, Any], train_dataset: Any, data_collator: 
             "The data set has images; packing by shared prefixes is for text. Remove the column, or train with "
             "SFTTrainer."
         )
+
+
+def refuse_dispatch(args: DagSFTConfig, is_stream: bool) -> None:
+    """Refuse that the first process reads the batches of all where batches have different shapes.
+
+    accelerate does so for streams unless it is told not to; here each process reads its own.
+
+    Raises:
+        ValueError: `dispatch_batches` is set with `packing_scope="batch"`.
+    """
+    if args.packing_scope == "batch" and args.loading.dispatch_batches:
+        raise ValueError(
+            "accelerator_config.dispatch_batches=True is not supported with packing_scope='batch': batches have as "
+            "many rows as packing needs, and cannot be cut for the processes. Leave it unset, each process then reads "
+            "its own batches."
+        )
+    if is_stream:
+        args.loading.dispatch_batches = False
 
 
 def refuse_stream(args: DagSFTConfig, training: bool) -> None:
@@ -62,4 +83,13 @@ def refuse_parallelism(config: Any) -> None:
         raise ValueError(
             "Context and sequence parallelism cut rows into pieces and mask them causally, which packed rows "
             "cannot have. Use data parallelism, FSDP or DeepSpeed ZeRO instead."
+        )
+
+
+def warn_if_unsharded(args: DagSFTConfig, is_fsdp_enabled: bool) -> None:
+    """Say that FSDP was asked for and is not there: accelerate replicates the model then, and says nothing."""
+    if args.fsdp and args.world_size > 1 and not is_fsdp_enabled:
+        logger.warning(
+            "FSDP is not used: accelerate shards on accelerators only, not on %s. Each process has the whole model.",
+            args.device.type,
         )

@@ -1,11 +1,12 @@
 """`DagSFTTrainer`: TRL's `SFTTrainer`, with every shared prefix computed once.
 
 Design. The host's hooks and nothing else: `_prepare_dataset` packs what TRL has tokenised, `compute_loss` weighs the
-per-token log-probabilities of TRL's fused LM head, `_get_num_items_in_batch` counts weight in place of tokens, and
-metrics are kept as sums. The model's attention is switched only while training or evaluation runs, so that the model
-generates as before in between.
+per-token log-probabilities of TRL's fused LM head, `_get_num_items_in_batch` counts weight in place of tokens,
+`_get_train_sampler` balances processes (`window_order`), and metrics are kept as sums (`training_metrics`). The
+model's attention is switched only while training or evaluation runs, so that the model generates as before in between.
 
-Cost. Beyond the forward and backward pass: one gather of four numbers for each micro-batch.
+Cost. Beyond the forward and backward pass: ten sums for each micro-batch, and one gather of them for each entry of the
+log.
 """
 
 from __future__ import annotations
@@ -23,28 +24,33 @@ from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTConfig, SFTTrainer
 
 from dagpack_hf import attention
+from dagpack_hf.checkpoints import last_complete_checkpoint
 from dagpack_hf.collator import DagCollator
-from dagpack_hf.columns import (
-    OPTIONAL_TREE_COLUMNS,
-    ROW_FEATURES,
-    TREE_COLUMNS,
-    is_row_dataset,
-    is_tree_dataset,
-)
+from dagpack_hf.columns import ROW_FEATURES, is_row_dataset, is_tree_dataset
 from dagpack_hf.config import DagSFTConfig
 from dagpack_hf.layout import ROW_COLUMNS
 from dagpack_hf.pack_report import PackReport
-from dagpack_hf.preparation import fill_up, keep_trainable, limit_sequences, pack_as_whole, source_targets
-from dagpack_hf.refusals import refuse_arguments, refuse_parallelism, refuse_stream
-from dagpack_hf.render import RenderError, RenderReport, conversation_columns, tokenize_conversations
+from dagpack_hf.preparation import (
+    SIGNATURE_COLUMNS,
+    fill_up,
+    is_per_turn,
+    keep_trainable,
+    limit_sequences,
+    make_collator,
+    pack_as_whole,
+    render_per_turn,
+    source_targets,
+)
+from dagpack_hf.refusals import refuse_arguments, refuse_dispatch, refuse_parallelism, refuse_stream, warn_if_unsharded
+from dagpack_hf.render import RenderReport, conversation_columns
+from dagpack_hf.router_loss import check_router_loss, load_balancing_loss, recorded_router_logits
+from dagpack_hf.training_metrics import CorpusShares, Metering
+from dagpack_hf.window_order import EpochSetter, Rounds, window_sampler
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
 logger = logging.getLogger(__name__)
-
-SIGNATURE_COLUMNS = [*ROW_COLUMNS, "labels", *TREE_COLUMNS[1:], *OPTIONAL_TREE_COLUMNS]
-"""Columns that reach the collator: those of rows, of plain sequences and of token trees."""
 
 
 class DagSFTTrainer(SFTTrainer):
@@ -78,7 +84,8 @@ class DagSFTTrainer(SFTTrainer):
         train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]):
             Dataset to use for training. A stream needs `packing_scope="batch"`.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
-            Dataset to use for evaluation. It is packed as a whole in either scope and weighted as `"paths"`.
+            Dataset to use for evaluation. It is packed as a whole in either scope and weighted as `"paths"`; rows that
+            were packed beforehand keep the weights they have.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             Tokenizer, as in [`~trl.SFTTrainer`].
         callbacks (list of [`~transformers.TrainerCallback`], *optional*):
@@ -122,12 +129,15 @@ class DagSFTTrainer(SFTTrainer):
     ) -> None:
         args = DagSFTConfig.from_args(args, model if isinstance(model, str) else type(model).__name__)
         refuse_arguments(kwargs, train_dataset, data_collator)
+        refuse_dispatch(args, isinstance(train_dataset, IterableDataset))
         if not isinstance(model, str):
             attention.check_model(model)
         self.pack_reports: dict[str, PackReport] = {}
         self.render_reports: dict[str, RenderReport] = {}
-        self._sums: dict[str, torch.Tensor] = {}
+        self._metering = Metering()
         self._total_weight = 0.0
+        self._plain_sequences = False
+        self._epoch_setter = EpochSetter()
 
         super().__init__(
             model=model,
@@ -141,9 +151,13 @@ class DagSFTTrainer(SFTTrainer):
             formatting_func=formatting_func,
             **kwargs,
         )
-        self.data_collator = data_collator or self._default_collator()
-        self._switch_off_router_loss()
+        self.add_callback(self._epoch_setter)
+        counting = self.aux_loss_enabled and self._plain_sequences
+        self.data_collator = data_collator or make_collator(self.args, self._tokenizer, counting)
+        if self.aux_loss_enabled:
+            self.aux_loss_enabled = check_router_loss(self.model, self.args, self.data_collator.count_sequences)
         refuse_parallelism(self.accelerator.parallelism_config)
+        warn_if_unsharded(self.args, self.is_fsdp_enabled)
         self._check_attention()
 
     # Data
@@ -161,18 +175,20 @@ class DagSFTTrainer(SFTTrainer):
         args = cast(DagSFTConfig, args)
         if isinstance(dataset, IterableDataset):
             refuse_stream(args, training)
-            if self._per_turn(conversation_columns(dataset), args):
+            if is_per_turn(conversation_columns(dataset), args):
                 return self._render(dataset, args, dataset_name)
+            self._plain_sequences = not is_tree_dataset(dataset.column_names or ())
             return super()._prepare_dataset(dataset, processing_class, args, False, formatting_func, dataset_name)
         if is_row_dataset(dataset.column_names):
             rows = dataset.select_columns(list(ROW_COLUMNS)).cast(ROW_FEATURES)
         else:
-            if self._per_turn(conversation_columns(dataset), args):
+            if is_per_turn(conversation_columns(dataset), args):
                 dataset = self._render(dataset, args, dataset_name)
             elif not is_tree_dataset(dataset.column_names):
                 dataset = self._tokenize_plain(dataset, processing_class, args, formatting_func, dataset_name)
             if training and args.packing_scope == "batch":
                 self._total_weight = float(source_targets(dataset, _window(args)))
+                self._plain_sequences = not is_tree_dataset(dataset.column_names)
                 return dataset
             rows, report = pack_as_whole(dataset, args, training)
             self.pack_reports[dataset_name] = report
@@ -182,27 +198,10 @@ class DagSFTTrainer(SFTTrainer):
         batch_size = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
         return fill_up(rows, batch_size * args.world_size)
 
-    @staticmethod
-    def _per_turn(columns: list[str], args: DagSFTConfig) -> bool:
-        """Whether a data set with these conversational columns is rendered turn by turn."""
-        if args.per_turn and not columns:
-            raise ValueError(
-                "per_turn=True needs conversational data (messages, conversations, or prompt and completion as lists "
-                "of messages) that are not tokenised yet."
-            )
-        return bool(args.per_turn) if args.per_turn is not None else {"messages", "trained"} <= set(columns)
-
     def _render(
         self, dataset: Dataset | IterableDataset, args: DagSFTConfig, dataset_name: str
     ) -> Dataset | IterableDataset:
-        """Token trees with every turn in its own context."""
-        options = {"num_proc": args.dataset_num_proc, **cast(dict[str, Any], args.per_turn_kwargs or {})}
-        try:
-            trees, report = tokenize_conversations(dataset, self._tokenizer, return_report=True, **options)
-        except RenderError as error:
-            remedy = "Options of rendering go into per_turn_kwargs of DagSFTConfig."
-            raise RenderError(error.reason, f"{error.detail}. {remedy}") from error
-        self.render_reports[dataset_name] = report
+        trees, self.render_reports[dataset_name] = render_per_turn(dataset, self._tokenizer, args)
         return trees
 
     def _tokenize_plain(
@@ -228,24 +227,28 @@ class DagSFTTrainer(SFTTrainer):
         if self._signature_columns is None:
             self._signature_columns = SIGNATURE_COLUMNS  # type: ignore[assignment]
 
-    def _default_collator(self) -> DagCollator:
-        tokenizer = self._tokenizer
-        args = self.args
-        on_cuda = args.device.type == "cuda"
-        return DagCollator(
-            max_length=_window(args),
-            pad_token_id=tokenizer.pad_token_id or 0,
-            packing_scope=args.packing_scope,
-            loss_weighting=args.loss_weighting,
-            overflow=args.overflow,
-            padding="max_length" if on_cuda and args.packing_scope == "dataset" else "longest",
-            pad_to_multiple_of=int(args.pad_to_multiple_of or (128 if on_cuda else 1)),
-        )
+    @property
+    def _rounds(self) -> Rounds:
+        """How windows are spread over processes. Tensor-parallel processes have the same batch."""
+        processes = self.accelerator.num_processes // self.get_tp_size()
+        batch_size = self._train_batch_size
+        if self.args.loading.split_batches:
+            batch_size //= processes
+        return Rounds(processes, batch_size, self.args.gradient_accumulation_steps)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> torch.utils.data.Sampler | None:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        is_shuffled = self.args.train_sampling_strategy == "random" and self.args.loading.use_seedable_sampler
+        if not is_shuffled or not isinstance(dataset, Dataset):
+            return super()._get_train_sampler(train_dataset)
+        self._epoch_setter.sampler = window_sampler(dataset, self.args, self._rounds)
+        return self._epoch_setter.sampler
 
     # Loss
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, torch.Tensor]], device: torch.device) -> Any:
         """Weight of all targets of an optimizer step, over all processes if tokens are averaged over them."""
+        self._metering.stopwatch.start()
         if not batch_samples:
             return None
         weight = (
@@ -264,82 +267,104 @@ class DagSFTTrainer(SFTTrainer):
     ) -> Any:
         """Weighted negative log-likelihood of the targets of a batch of rows."""
         visibility = attention.DagVisibility(inputs["subtree_end"], inputs["position_ids"], self.args.attn_backend)
-        outputs = model(
-            input_ids=inputs["input_ids"],
-            position_ids=inputs["position_ids"],
-            shift_labels=inputs["shift_labels"],
-            dag_visibility=visibility,
-            use_cache=False,
-            fused_lm_head=True,
-        )
+        with_router_loss = self.aux_loss_enabled and "sequence_count" in inputs
+        with recorded_router_logits(self.model, with_router_loss) as router_logits:
+            outputs = model(
+                input_ids=inputs["input_ids"],
+                shift_labels=inputs["shift_labels"],
+                use_cache=False,
+                fused_lm_head=True,
+                **attention.inputs_for(self.model, visibility),
+                **({"output_router_logits": with_router_loss} if self.aux_loss_enabled else {}),
+            )
         weight = inputs["loss_weight"].to(outputs.log_probs.device)
         loss = -outputs.log_probs
         if self.args.loss_type == "dft":
             loss = loss * outputs.log_probs.exp().detach()
         loss = (loss * weight).sum()
-        self._record_sums(loss, weight, outputs, inputs["num_tokens"])
-
+        router_loss = None
+        if router_logits:
+            config = self.model.config.get_text_config()
+            router_loss = load_balancing_loss(config, router_logits[-1], inputs["sequence_count"])
         training = self.model.training
+        shares = CorpusShares.of(self.pack_reports.get("train")) if training else None
+        self._metering.add("train" if training else "eval", loss, weight, outputs, inputs, shares, router_loss)
         if training and self.args.loss_normalization == "corpus":
             loss = loss / self._corpus_normalizer() * (self.accelerator.num_processes // self.get_tp_size())
         else:
             total = weight.sum() if num_items_in_batch is None else num_items_in_batch
-            loss = loss / torch.as_tensor(total, device=loss.device, dtype=loss.dtype).clamp(min=1)
+            loss = loss / torch.as_tensor(total, device=loss.device, dtype=loss.dtype).clamp(min=1e-12)  # 0 of 0 is 0
             if num_items_in_batch is not None and self.args.average_tokens_across_devices:
                 loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        if router_loss is not None:
+            steps = 1 if num_items_in_batch is None else self.current_gradient_accumulation_steps
+            loss = loss + self.router_aux_loss_coef * router_loss.to(loss.device) / steps
         return (loss, outputs) if return_outputs else loss
 
     def _corpus_normalizer(self) -> float:
         """Total weight of the data set over the optimizer steps of an epoch: the mean weight of a step."""
-        per_step = self._train_batch_size * self.args.world_size // self.get_tp_size()
-        batches = -(-len(cast(Dataset, self.train_dataset)) // per_step)
+        batches = -(-len(cast(Dataset, self.train_dataset)) // self._rounds.windows)
         steps = -(-batches // self.args.gradient_accumulation_steps)
         return max(self._total_weight / max(steps, 1), 1e-12)
 
-    # Metrics are kept as sums: rows carry very unequal weight, so a mean of ratios would be wrong
+    # Metrics
 
-    def _record_sums(self, loss: torch.Tensor, weight: torch.Tensor, outputs: Any, num_tokens: torch.Tensor) -> None:
-        mode = "train" if self.model.training else "eval"
-        entropy, is_top1 = outputs.entropy.detach(), outputs.is_top1
-        local = [weight.sum(), loss.detach(), (entropy * weight).sum(), (is_top1 * weight).sum(), num_tokens.sum()]
-        sums = torch.stack([figure.to(loss.device, torch.float64) for figure in local])
-        sums = self.accelerator.gather(sums[None]).sum(0).cpu() / self.get_tp_size()
-        self._sums[mode] = self._sums[mode] + sums if mode in self._sums else sums
+    def _collect_metrics(self, mode: str) -> dict[str, float]:
+        """Sum over all processes, and hand the metrics to TRL for the next entry of the log."""
+        sums = self._metering.take(mode, self.accelerator, self.get_tp_size())
         if mode == "train":
-            self._total_train_tokens += int(sums[4])
-        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+            self._total_train_tokens += round(sums["tokens"])
+        self._metrics[mode].clear()
+        for name, value in (self._metering.metrics(mode, sums) | {"num_tokens": self._total_train_tokens}).items():
+            self._metrics[mode][name] = [value]
+        return sums
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
+            self._collect_metrics("train")
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with self._metering.stopwatch.paused():
+            super()._save_checkpoint(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log token-weighted means in place of TRL's means of per-batch ratios.
+        """Log, besides what TRL logs, tokens per second and how much is shared.
 
         Under `"corpus"` normalisation the loss of a step grows with its weight; logged is the mean of its targets.
         """
-        mode = "train" if self.model.training else "eval"
-        sums = self._sums.pop(mode, None)
-        if sums is not None and sums[0] > 0:
-            weight, loss, entropy, correct, _ = sums.tolist()
-            if "loss" in logs and self.args.loss_normalization == "corpus":
-                logs["loss"] = loss / weight
-            self._metrics[mode]["entropy"] = [entropy / weight]
-            self._metrics[mode]["mean_token_accuracy"] = [correct / weight]
+        mean_loss = self._metering.pop_mean_loss()
+        if mean_loss is not None and "loss" in logs and self.args.loss_normalization == "corpus":
+            logs["loss"] = mean_loss
         super().log(logs, start_time)
 
     # Where packed attention is on
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, as [`~transformers.Trainer.train`]; the model has its own attention again afterwards."""
-        with attention.packed_attention(self.model):
-            return super().train(*args, **kwargs)
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, as [`~transformers.Trainer.train`]; the model has its own attention again afterwards.
+
+        `resume_from_checkpoint=True` resumes from the last checkpoint in `output_dir` that was saved to its end.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete_checkpoint(cast(str, self.args.output_dir))
+        try:
+            with attention.packed_attention(self.model):
+                output = super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self._metering.stopwatch.stop()
+        self._collect_metrics("train")
+        self._metrics["train"].clear()
+        return output
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate; the loss is the mean over all labelled tokens, however unequally rows are filled."""
         prefix = kwargs.get("metric_key_prefix", args[4] if len(args) > 4 else "eval")
-        self._sums.pop("eval", None)
-        with attention.packed_attention(self.model):
+        self._metering.drop("eval")
+        with self._metering.stopwatch.paused(), attention.packed_attention(self.model):
             output = super().evaluation_loop(*args, **kwargs)
-        sums = self._sums.get("eval")
-        if sums is not None and sums[0] > 0 and output.metrics is not None:
-            output.metrics[f"{prefix}_loss"] = (sums[1] / sums[0]).item()
+            sums = self._collect_metrics("eval")
+        if sums["weight"] > 0 and output.metrics is not None:
+            output.metrics[f"{prefix}_loss"] = sums["loss"] / sums["weight"]
         return output
 
     def prediction_step(
@@ -362,20 +387,7 @@ class DagSFTTrainer(SFTTrainer):
             return
         with attention.packed_attention(self.model):
             attention.probe(self.model, self.args.attn_backend)
-
-    def _switch_off_router_loss(self) -> None:
-        if not self.aux_loss_enabled:
-            return
-        if self.args.router_aux_loss_coef:
-            raise ValueError(
-                f"router_aux_loss_coef={self.args.router_aux_loss_coef} is not supported: the load-balancing loss of "
-                "a mixture of experts would count shared tokens once. Leave it unset or set it to 0."
-            )
-        logger.warning(
-            "The load-balancing loss of the model (router_aux_loss_coef) is off; the routers train on the loss."
-        )
-        self.aux_loss_enabled = False
-        self.model.config.get_text_config().output_router_logits = False
+        attention.probe_head(self.model)
 
 
 def _window(args: DagSFTConfig) -> int:

@@ -182,7 +182,7 @@ def test_corpus_normalization_gives_every_target_the_same_share(tmp_path):
             losses.append(loss.item())
     mean_weight = trainer.pack_reports["train"].loss_weight / len(losses)
     assert max(weights) > 1.5 * min(weights), "windows of unequal weight"
-    total = trainer._sums["train"][1].item()
+    total = trainer._metering.take("train", trainer.accelerator)["loss"]
     assert sum(losses) * mean_weight == pytest.approx(total, rel=1e-5)
     assert sum(weights) == trainer.pack_reports["train"].loss_weight
 
