@@ -96,9 +96,12 @@ class DagSFTConfig(SFTConfig):
             `"error"`. What is lost is counted and shown.
         attn_backend (`str`, *optional*, defaults to `"auto"`):
             Backend of the attention: `"dense"`, `"tile"`, `"flex"`, or `"auto"` (flex on CUDA, tile on CPU).
+        attn_kernel_options (`dict[str, Any]`, *optional*):
+            Options of FlexAttention's kernel, such as `{"BLOCK_M": 64, "BLOCK_N": 64}` where a GPU has too little
+            shared memory for its defaults. The other backends have none.
     """
 
-    _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "per_turn_kwargs"]  # noqa: RUF012
+    _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "per_turn_kwargs", "attn_kernel_options"]  # noqa: RUF012
 
     per_turn: bool | None = field(
         default=None,
@@ -181,6 +184,10 @@ class DagSFTConfig(SFTConfig):
             "help": "Attention backend: 'dense', 'tile', 'flex' or 'auto' (flex on CUDA, tile on CPU).",
             "choices": list(BACKENDS),
         },
+    )
+    attn_kernel_options: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": 'Options of FlexAttention\'s kernel, as JSON, such as {"BLOCK_M": 64}.'},
     )
 
     def __post_init__(self) -> None:

@@ -267,15 +267,19 @@ class DagSFTTrainer(SFTTrainer):
     ) -> Any:
         """Weighted negative log-likelihood of the targets of a batch of rows."""
         visibility = attention.DagVisibility(inputs["subtree_end"], inputs["position_ids"], self.args.attn_backend)
+        extra = attention.inputs_for(self.model, visibility)
         with_router_loss = self.aux_loss_enabled and "sequence_count" in inputs
+        if self.aux_loss_enabled:
+            extra["output_router_logits"] = with_router_loss
+        if self.args.attn_kernel_options:
+            extra["kernel_options"] = self.args.attn_kernel_options
         with recorded_router_logits(self.model, with_router_loss) as router_logits:
             outputs = model(
                 input_ids=inputs["input_ids"],
                 shift_labels=inputs["shift_labels"],
                 use_cache=False,
                 fused_lm_head=True,
-                **attention.inputs_for(self.model, visibility),
-                **({"output_router_logits": with_router_loss} if self.aux_loss_enabled else {}),
+                **extra,
             )
         weight = inputs["loss_weight"].to(outputs.log_probs.device)
         loss = -outputs.log_probs

@@ -16,8 +16,8 @@ count, and where a sequence has a weight, its weight. Weights are read as float3
 exact, and do not depend on the order of the input, as long as the number of sequences times the ratio of the largest
 to the smallest weight stays below 2**28.
 
-Cost: 2 to 5 G tokens/s, 0.4 to 1 with labels. A label is read once (twice with weights), a token once or, if it is new,
-twice. 40 to 110 bytes per sequence while the forest grows, 20 per node and 12 per run of equal tallies (20 with
+Cost: 2 to 5 G tokens/s, 0.4 to 1 with labels. A label is read once (twice with weights), a token once or, if it is
+new, twice. 40 to 110 bytes per sequence while the forest grows, 20 per node and 12 per run of equal tallies (20 with
 weights) afterwards. Nothing recurses. The loops are compiled on first use (4 s) and cached.
 """
 

@@ -110,3 +110,16 @@ def test_checkpointing_of_a_mixture_of_experts_keeps_its_router_loss(tmp_path):
     reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
     with pytest.raises(ValueError, match="no gradients under reentrant checkpointing"):
         trained(tmp_path, "dag", tiny_model("qwen3_moe", vocab_size=264), **options, **reentrant)
+
+
+def test_options_of_the_kernel_reach_every_layer(tmp_path):
+    """Given as JSON, as on a command line; the backend of a CPU has none, so nothing else changes."""
+    model, given = tiny_llama(), []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs: given.append(kwargs.get("kernel_options")), with_kwargs=True
+        )
+    with_options = trained(tmp_path, "dag", model, attn_kernel_options='{"BLOCK_M": 64}', max_steps=1)
+    probed = 2 * len(model.model.layers)  # packed and apart, when the trainer is made
+    assert given[-len(model.model.layers) :] == [{"BLOCK_M": 64}] * len(model.model.layers) and len(given) > probed
+    assert largest_difference(with_options, trained(tmp_path, "dag", max_steps=1)) == 0

@@ -30,9 +30,9 @@ from dagpack_hf.external.cluster import Cluster
 from dagpack_hf.external.memory import FIXED_BYTES, SAFETY, memory_limit, needed_memory, partitions_for
 from dagpack_hf.external.packing import (
     Block,
-    naming,
     batches,
     measure_dataset,
+    naming,
     packing_order,
     refuse_overlong,
     sample_step,
