@@ -9,8 +9,9 @@ CPU. All make the same number of optimizer steps per epoch (gradient accumulatio
 sequences. An epoch is what `Trainer` does between its begin and its end: collation, forward, backward and optimizer.
 
 *shared*: groups of 16 sequences with 80 % of each common to its group, so long that a merged group fills one window;
-every token is a target. *sessions*: turns of the bundled sessions in the order of the files, one sequence for each
-with its whole context; only the turn is a target.
+every token is a target. Where PrefixGrouper is installed (`pip install prefix-grouper`), it is a fifth way of this
+case, which is what it is made for: it computes about as many positions as `DagSFTTrainer`. *sessions*: turns of the
+bundled sessions in the order of the files, one sequence for each with its whole context; only the turn is a target.
 
 The *token ratio* is what sharing could gain if time were proportional to tokens: the tokens of all sequences over
 those that `DagSFTTrainer` computes. The ratio of times is to be read beside it.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import logging
 import os
 import tempfile
@@ -36,12 +38,18 @@ import torch
 import transformers
 from datasets import Dataset
 from measure import interleave, medians, peak_memory, print_figures
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl import SFTConfig, SFTTrainer
 
 from dagpack_hf import DagSFTConfig, DagSFTTrainer, load_sessions
 from dagpack_hf.render import render_turn
 from dagpack_hf.sample import sample_sessions, sample_tokenizer
+
+try:
+    from prefix_grouper import PrefixGrouper
+except ImportError:
+    PrefixGrouper = None
 
 GROUP = 16
 """Sequences that share a prefix."""
@@ -49,7 +57,8 @@ SHARED = 0.8
 """Part of each sequence that its group shares."""
 PADDING_BATCH = 4
 """Sequences of a padded batch."""
-PEERS = ("trl packing", "trl padding", "trl one by one")
+PREFIX_GROUPER = "prefix-grouper"
+"""Name of the way that is measured only where its package is installed, and only in the case *shared*."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -59,9 +68,11 @@ def main(arguments: list[str] | None = None) -> None:
         torch.set_num_threads(options.threads)
     figures = {}
     for name, length, dataset in cases(options):
-        figures[name] = measure(dataset, length, options)
+        figures[name] = measure(dataset, length, options, is_shared=name.startswith("shared"))
         print_case(name, figures[name])
-    print_figures("train_step", {**vars(options), "threads": torch.get_num_threads()}, {"cases": figures})
+    version = importlib.metadata.version("prefix-grouper") if PrefixGrouper else None
+    given = {**vars(options), "threads": torch.get_num_threads()}
+    print_figures("train_step", given, {"prefix_grouper": version, "cases": figures})
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, int, Dataset]]:
@@ -139,7 +150,82 @@ def session_sequences(turns: int) -> Dataset:
     return Dataset.from_dict({"input_ids": sequences, "labels": labels})
 
 
+def prefix_groups(dataset: Dataset) -> Dataset:
+    """The sequences of each group as PrefixGrouper takes them: what all share, once, then the rest of each.
+
+    The last shared token goes with the rests. It has a target in each of them; so every position has one target, and
+    the loss is that of the sequences, shared targets included, if these have the weight of the whole group.
+    """
+    groups: list[dict[str, Any]] = []
+    for start in range(0, len(dataset), GROUP):
+        sequences = np.array(dataset[start : start + GROUP]["input_ids"])
+        shared = int((sequences == sequences[0]).all(axis=0).argmin()) - 1
+        rests = sequences[:, shared:]
+        trunk, depths = sequences[0, : shared + 1], np.arange(sequences.shape[1])
+        targets = np.pad(rests[:, 1:], ((0, 0), (0, 1)), constant_values=-100)
+        labels = np.concatenate([trunk[1:], targets.ravel()])
+        groups.append(
+            {
+                "input_ids": np.concatenate([trunk[:-1], rests.ravel()]),
+                "shift_labels": labels,
+                "position_ids": np.concatenate([depths[:shared], np.tile(depths[shared:], GROUP)]),
+                "loss_weight": np.where(np.arange(len(labels)) < shared, GROUP, 1) * (labels != -100),
+                "lengths": [shared] + GROUP * [rests.shape[1]],
+            }
+        )
+    return Dataset.from_list(groups)
+
+
 # Trainers
+
+
+class PrefixGrouperTrainer(SFTTrainer):
+    """TRL's trainer on `prefix_groups`, one for each batch, with the model's attention left to PrefixGrouper."""
+
+    def __init__(self, model: LlamaForCausalLM, args: SFTConfig, train_dataset: Dataset, **own: Any) -> None:
+        AttentionInterface.register(PREFIX_GROUPER, grouped_attention)
+        model.set_attn_implementation(PREFIX_GROUPER)
+        super().__init__(model, args, data_collator=stack, train_dataset=prefix_groups(train_dataset), **own)
+
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], *_: Any, **__: Any
+    ) -> torch.Tensor:
+        weight, grouper = inputs.pop("loss_weight"), PrefixGrouper(inputs.pop("lengths").tolist())
+        outputs = model(**inputs, prefix_grouper=grouper, use_cache=False, fused_lm_head=True)
+        return -(outputs.log_probs * weight).sum() / weight.sum()
+
+
+def stack(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor([example[name] for example in examples]) for name in examples[0]}
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query_BHTD: torch.Tensor,
+    key_BHTD: torch.Tensor,
+    value_BHTD: torch.Tensor,
+    attention_mask: None,
+    *,
+    prefix_grouper: Any,
+    scaling: float,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of the shared tokens, then that of the rests, as PrefixGrouper splits them; each by SDPA."""
+    return prefix_grouper.forward(causal_sdpa, query_BHTD, key_BHTD, value_BHTD, module, scaling), None
+
+
+def causal_sdpa(
+    query_BHTD: torch.Tensor,
+    key_BHTD: torch.Tensor,
+    value_BHTD: torch.Tensor,
+    is_token_BT: torch.Tensor,
+    module: torch.nn.Module,
+    scaling: float,
+) -> torch.Tensor:
+    """Causal attention of the last positions on all. With a group for each batch, no token would see padding."""
+    queries, keys = query_BHTD.shape[2], key_BHTD.shape[2]
+    mask = None if queries == keys else torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(keys - queries)
+    return sdpa_attention_forward(module, query_BHTD, key_BHTD, value_BHTD, mask, scaling=scaling)[0]
 
 
 class EpochClock(TrainerCallback):
@@ -169,7 +255,9 @@ def tiny_llama(options: argparse.Namespace) -> LlamaForCausalLM:
     )
 
 
-def make_trainers(dataset: Dataset, length: int, options: argparse.Namespace, folder: str) -> dict[str, SFTTrainer]:
+def make_trainers(
+    dataset: Dataset, length: int, options: argparse.Namespace, folder: str, is_shared: bool = False
+) -> dict[str, SFTTrainer]:
     """One trainer for each way, with as many optimizer steps per epoch as `DagSFTTrainer` has windows."""
 
     def make(kind: type[SFTTrainer], config: type[SFTConfig], batch_size: int, **own: Any) -> SFTTrainer:
@@ -201,6 +289,9 @@ def make_trainers(dataset: Dataset, length: int, options: argparse.Namespace, fo
         "trl padding": make(SFTTrainer, SFTConfig, PADDING_BATCH),
         "trl one by one": make(SFTTrainer, SFTConfig, 1),
     }
+    if is_shared and PrefixGrouper:
+        as_they_are = {"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False}
+        trainers[PREFIX_GROUPER] = make(PrefixGrouperTrainer, SFTConfig, 1, **as_they_are)
     steps = len(trainers["dagpack"].get_train_dataloader())
     for trainer in trainers.values():
         trainer.args.gradient_accumulation_steps = -(-len(trainer.get_train_dataloader()) // steps)
@@ -222,16 +313,17 @@ def epoch(trainer: SFTTrainer) -> Callable[[], float]:
 # Measurement
 
 
-def measure(dataset: Dataset, length: int, options: argparse.Namespace) -> dict[str, Any]:
+def measure(dataset: Dataset, length: int, options: argparse.Namespace, is_shared: bool) -> dict[str, Any]:
     """Figures of one case."""
     with tempfile.TemporaryDirectory() as folder:
-        trainers = make_trainers(dataset, length, options, folder)
+        trainers = make_trainers(dataset, length, options, folder, is_shared)
         work = {name: count_work(trainer) for name, trainer in trainers.items()}
         memory = {name: peak_memory(epoch(trainer)) for name, trainer in trainers.items()}
         seconds = interleave(
             {name: epoch(trainer) for name, trainer in trainers.items()}, options.rounds, warm_up=False
         )
     median = medians(seconds)
+    speedup = {name: median[name] / median["dagpack"] for name in trainers if name != "dagpack"}
     report = cast(DagSFTTrainer, trainers["dagpack"]).pack_reports["train"]
     return {
         "sequences": len(dataset),
@@ -239,8 +331,10 @@ def measure(dataset: Dataset, length: int, options: argparse.Namespace) -> dict[
         "reuse_ratio": report.reuse_ratio,
         "token_ratio": report.speedup_bound,
         "work": work,
-        "speedup": {name: median[name] / median["dagpack"] for name in PEERS},
-        "speedup_over_token_ratio": {name: median[name] / median["dagpack"] / report.speedup_bound for name in PEERS},
+        "speedup": speedup,
+        "speedup_over_token_ratio": {
+            name: factor / report.speedup_bound for name, factor in speedup.items() if name != PREFIX_GROUPER
+        },
         "peak_memory_mib": memory,
         "median_s": median,
         "seconds": seconds,
@@ -272,9 +366,11 @@ def print_case(name: str, case: dict[str, Any]) -> None:
             f"{'-' if memory is None else f'{memory:,.0f}':>10}{case['median_s'][way]:>10.2f}  "
             + " ".join(f"{spent:.2f}" for spent in case["seconds"][way])
         )
+    if name.startswith("shared") and PREFIX_GROUPER not in case["work"]:
+        print(f"  {PREFIX_GROUPER:<15}not installed")
     for way, speedup in case["speedup"].items():
-        share = case["speedup_over_token_ratio"][way]
-        print(f"  {speedup:.2f}x the speed of {way}: {share:.2f} of the token ratio")
+        share = case["speedup_over_token_ratio"].get(way)
+        print(f"  {speedup:.2f}x the speed of {way}" + (f": {share:.2f} of the token ratio" if share else ""))
     print(flush=True)
 
 

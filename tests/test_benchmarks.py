@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -457,8 +458,12 @@ def test_train_step():
         "train_step", "--rounds", "1", *(word for name, size in sizes.items() for word in (f"--{name}", f"{size}"))
     )
     assert set(figures["cases"]) == {"shared, T=256", "sessions, T=2048"}
-    ways = {"dagpack", "trl packing", "trl padding", "trl one by one"}
-    for case in figures["cases"].values():
+    assert (figures["prefix_grouper"] is None) == (find_spec("prefix_grouper") is None)
+    for name, case in figures["cases"].items():
+        ways = {"dagpack", "trl packing", "trl padding", "trl one by one"}
+        if figures["prefix_grouper"] and name.startswith("shared"):
+            ways.add("prefix-grouper")
+            assert case["work"]["prefix-grouper"]["positions"] == case["work"]["dagpack"]["positions"]
         check_rounds(case, 1)
         work = case["work"]
         assert set(work) == set(case["seconds"]) == set(case["peak_memory_mib"]) == ways
@@ -473,11 +478,63 @@ def test_train_step():
         for peer in ways - {"dagpack"}:
             ratio = case["median_s"][peer] / case["median_s"]["dagpack"]
             assert case["speedup"][peer] == pytest.approx(ratio, rel=1e-3)
-            assert math.isclose(case["speedup_over_token_ratio"][peer], ratio / case["token_ratio"], rel_tol=1e-3)
+        assert set(case["speedup_over_token_ratio"]) == ways - {"dagpack", "prefix-grouper"}
+        for peer, share in case["speedup_over_token_ratio"].items():
+            assert math.isclose(share, case["speedup"][peer] / case["token_ratio"], rel_tol=1e-3)
     shared = figures["cases"]["shared, T=256"]
     assert shared["sequences"] == 16 and shared["work"]["dagpack"]["batches"] == 1
     assert 3.5 < shared["token_ratio"] < shared["reuse_ratio"] == 4
     assert figures["cases"]["sessions, T=2048"]["sequences"] == 2
+
+
+TINY_STEP = ["--max-length", "256", "--hidden-size", "32", "--layers", "2"]
+
+
+def test_groups_of_prefix_grouper(monkeypatch):
+    benchmark = load_benchmark("train_step", monkeypatch)
+    monkeypatch.setattr(benchmark, "GROUP", 2)
+    sequences = [[7, 8, 9, 1, 2], [7, 8, 9, 3, 4], [5, 6, 1, 2], [5, 6, 3, 1]]
+    groups = benchmark.prefix_groups(benchmark.Dataset.from_dict({"input_ids": sequences}))
+    assert groups.to_dict() == {
+        "input_ids": [[7, 8, 9, 1, 2, 9, 3, 4], [5, 6, 1, 2, 6, 3, 1]],
+        "shift_labels": [[8, 9, 1, 2, -100, 3, 4, -100], [6, 1, 2, -100, 3, 1, -100]],
+        "position_ids": [[0, 1, 2, 3, 4, 2, 3, 4], [0, 1, 2, 3, 1, 2, 3]],
+        "loss_weight": [[2, 2, 1, 1, 0, 1, 1, 0], [2, 1, 1, 0, 1, 1, 0]],
+        "lengths": [[2, 3, 3], [1, 3, 3]],
+    }
+
+
+def test_prefix_grouper_trains_what_the_others_train(monkeypatch, tmp_path):
+    pytest.importorskip("prefix_grouper", reason="the peer is not installed")
+    benchmark = load_benchmark("train_step", monkeypatch)
+    options = benchmark.parse(["--groups", "2", *TINY_STEP])
+    sequences = benchmark.shared_sequences(2, 256)
+    trainers = benchmark.make_trainers(sequences, 256, options, str(tmp_path), is_shared=True)
+    trainer = trainers["prefix-grouper"]
+    assert benchmark.count_work(trainer) == benchmark.count_work(trainers["dagpack"])
+    for group, example in enumerate(trainer.train_dataset):
+        trainer.model.zero_grad()
+        loss = trainer.compute_loss(trainer.model, benchmark.stack([example]))
+        loss.backward()
+        model = benchmark.tiny_llama(options)
+        tokens = benchmark.torch.tensor(sequences[16 * group : 16 * group + 16]["input_ids"])
+        expected = model(input_ids=tokens, labels=tokens).loss
+        expected.backward()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        for (name, found), parameter in zip(trainer.model.named_parameters(), model.parameters(), strict=True):
+            assert benchmark.torch.allclose(found.grad, parameter.grad, rtol=1e-4, atol=1e-6), name
+
+
+def test_train_step_without_prefix_grouper(monkeypatch, tmp_path, capsys):
+    benchmark = load_benchmark("train_step", monkeypatch)
+    monkeypatch.setattr(benchmark, "PrefixGrouper", None)
+    options = benchmark.parse(TINY_STEP)
+    trainers = benchmark.make_trainers(benchmark.shared_sequences(1, 256), 256, options, str(tmp_path), is_shared=True)
+    assert list(trainers) == ["dagpack", "trl packing", "trl padding", "trl one by one"]
+    case = {"sequences": 16, "reuse_ratio": 4.0, "token_ratio": 3.8, "work": {}, "speedup": {}}
+    for name, lines in (("shared, T=256", 1), ("sessions, T=256", 0)):
+        benchmark.print_case(name, case)
+        assert capsys.readouterr().out.count("prefix-grouper not installed") == lines
 
 
 def test_attention():
