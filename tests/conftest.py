@@ -25,3 +25,10 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         patch.setenv("HF_DATASETS_CACHE", folder)
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
         yield
+
+
+@pytest.fixture(autouse=True)
+def progress_bars_as_they_were() -> Iterator[None]:
+    """What one test switches off, as programs do that print nothing else, is on for the next."""
+    yield
+    datasets.enable_progress_bars()
