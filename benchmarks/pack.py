@@ -54,12 +54,11 @@ from measure import interleave, medians, peak_memory, print_figures
 from packing_corpora import AGENTS, CORPORA, write_corpus
 
 from dagpack_hf import TokenForest, pack_dataset
-from dagpack_hf.columns import ROW_SCHEMA
+from dagpack_hf.columns import PORTION, ROW_SCHEMA
 from dagpack_hf.external.packing import LargeDataset, measure_dataset
 from dagpack_hf.layout import RowWriter
 from dagpack_hf.pack import Windows, lower_bound, pack_windows
 from dagpack_hf.pack_options import PackOptions
-from dagpack_hf.packing import PORTION
 from dagpack_hf.segments import Segments, build_segments
 
 LARGE = ", large"

@@ -6,7 +6,7 @@ object for each list. Of trees there is one for each tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
 from typing import Any
@@ -34,6 +34,9 @@ ROW_FEATURES = Features({name: List(Value("float32" if name == "loss_weight" els
 """Features of a data set of rows."""
 
 ROW_SCHEMA = ROW_FEATURES.arrow_schema
+
+PORTION = 1024 * 1024
+"""Positions of the rows that are in memory at a time while they are written."""
 
 IntegerArray = npt.NDArray[np.integer]
 
@@ -250,3 +253,10 @@ def rows_to_table(rows: Rows) -> pa.Table:
         pa.ListArray.from_arrays(offsets.cast(pa.int32()), pa.array(getattr(rows, name))) for name in ROW_COLUMNS
     ]
     return pa.table(dict(zip(ROW_COLUMNS, columns, strict=True)), schema=ROW_SCHEMA)
+
+
+def written(portions: Iterable[Rows], write: Callable[[pa.Table], None]) -> Iterator[Rows]:
+    """Write rows, portion by portion, as they pass."""
+    for rows in portions:
+        write(rows_to_table(rows))
+        yield rows

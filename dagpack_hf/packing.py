@@ -20,20 +20,17 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from tqdm.auto import tqdm
 
 from dagpack_hf.batch_packing import BatchPacker, pack_stream
-from dagpack_hf.columns import TREE_COLUMNS, is_row_dataset, iter_trees, packing_columns, rows_to_table
+from dagpack_hf.columns import PORTION, TREE_COLUMNS, is_row_dataset, iter_trees, packing_columns, written
 from dagpack_hf.external.memory import memory_limit
 from dagpack_hf.external.packing import PARTITION_STAGES, LargeDataset
 from dagpack_hf.forest_packing import pack_forest, plan_forest, warn_of_losses
-from dagpack_hf.layout import Rows, RowWriter
+from dagpack_hf.layout import Rows
 from dagpack_hf.merging import merge_dataset
 from dagpack_hf.pack_options import PackOptions, check_examples
 from dagpack_hf.pack_report import PackReport
 from dagpack_hf.row_cache import cached_rows
 
 __all__ = ["TREE_COLUMNS", "BatchPacker", "PackReport", "is_row_dataset", "iter_trees", "pack_dataset", "pack_forest"]
-
-PORTION = 1024 * 1024
-"""Positions of the rows that are in memory at a time while a file is written."""
 
 STAGES = ("merging", "planning", "writing")
 
@@ -140,19 +137,13 @@ def _pack_split(
             stages.begin("planning")
             plan = plan_forest(source.forest, options, source.dropped, source.examples)
             stages.begin("writing")
-            return plan.report(stages.through(_written(plan.writer, write), len(plan.writer)))
+            return plan.report(stages.through(written(plan.writer.portions(PORTION), write), len(plan.writer)))
 
     rows, report = cached_rows(
         dataset, {**asdict(options), "max_memory": max_memory}, write_rows, load_from_cache_file
     )
     warn_of_losses(report, options.overflow)
     return rows, report
-
-
-def _written(writer: RowWriter, write: Callable[[pa.Table], None]) -> Iterator[Rows]:
-    for rows in writer.portions(PORTION):
-        write(rows_to_table(rows))
-        yield rows
 
 
 class _Stages:

@@ -8,7 +8,7 @@ Cost: 12 bytes for each run, 20 with weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,3 @@ class Tally:
     def is_target(self, token: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         """Whether each of some tokens is trained."""
         return (self.path_weight > 0)[self.run_of(token)]
-
-    def without_weight(self) -> Tally:
-        """The counts alone."""
-        return replace(self, weight=None).merged()

@@ -199,8 +199,8 @@ def test_weights_are_read_as_float32():
 def test_common_prefix_at_block_borders(length):
     tokens = np.tile(np.arange(1000, dtype=np.int32), 2)
     tokens[1000 + length :] = -1
-    assert common_prefix(read_only(tokens), 0, 1000, 1000) == length
-    assert common_prefix(read_only(tokens), 0, 0, length) == length
+    assert common_prefix(read_only(tokens), 0, read_only(tokens), 1000, 1000) == length
+    assert common_prefix(read_only(tokens), 0, read_only(tokens), 0, length) == length
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 200])

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from dagpack_hf.columns import is_tree_dataset, packing_columns, rows_to_table
+from dagpack_hf.columns import PORTION, is_tree_dataset, packing_columns, written
 from dagpack_hf.external.border import Border, Summary, draw_borders
 from dagpack_hf.external.branches import Extent, measure, sample_paths
 from dagpack_hf.external.memory import memory_limit, needed_memory, partitions_for, surely_fits
@@ -28,7 +28,6 @@ from dagpack_hf.external.reports import join_outcomes
 from dagpack_hf.external.scatter import piece_schema, scatter
 from dagpack_hf.external.spill import Spill
 from dagpack_hf.external.splitters import Splitters, choose_splitters
-from dagpack_hf.layout import Rows
 from dagpack_hf.pack_options import PackOptions
 from dagpack_hf.pack_report import PackReport
 
@@ -37,9 +36,6 @@ BLOCK_EXAMPLES = 256
 
 BATCH_TOKENS = 4 * 1024 * 1024
 """Tokens that are scattered at once."""
-
-PORTION = 1024 * 1024
-"""Positions of the rows that are in memory at a time."""
 
 SAMPLE_TOKENS = 16 * 1024 * 1024
 """Tokens of the sample at most."""
@@ -225,7 +221,7 @@ def pack_partitioned(
         for done, at in enumerate(packing_order(len(borders), options.seed)):
             plan = plan_partition(spill.read(borders[at].partition), borders[at], options)
             advance("packing", done / len(borders))
-            outcomes.append(plan.outcome(_written(plan.writer.portions(PORTION), write)))
+            outcomes.append(plan.outcome(written(plan.writer.portions(PORTION), write)))
         advance("packing", 1.0)
     return join_outcomes(outcomes, summary, options)
 
@@ -290,12 +286,6 @@ def batches(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
             first, tokens = block.last, 0
     if blocks and first < blocks[-1].last:
         yield first, blocks[-1].last
-
-
-def _written(portions: Iterator[Rows], write: Callable[[pa.Table], None]) -> Iterator[Rows]:
-    for rows in portions:
-        write(rows_to_table(rows))
-        yield rows
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dagpack_hf.kernels.paths import common_run
+from dagpack_hf.kernels.radix import common_prefix
 from dagpack_hf.spans import IntArray, LongArray, TokenSequence
 
 TOKENS_OF_A_PATH = 16
@@ -104,5 +104,5 @@ def _key(path: IntArray) -> bytes:
 
 def _shared_with_previous(paths: Sequence[IntArray]) -> LongArray:
     """Tokens that each path has in common with the one before; 0 for the first."""
-    common = (common_run(one, 0, other, 0, min(len(one), len(other))) for one, other in pairwise(paths))
+    common = (common_prefix(one, 0, other, 0, min(len(one), len(other))) for one, other in pairwise(paths))
     return np.array([0, *common][: len(paths)], np.int64)

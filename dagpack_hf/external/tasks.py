@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from dagpack_hf.columns import rows_to_table
+from dagpack_hf.columns import PORTION, rows_to_table
 from dagpack_hf.external.border import Border, SharedPath, Summary
 from dagpack_hf.external.branches import Extent, measure, sample_paths
-from dagpack_hf.external.packing import BATCH_TOKENS, PORTION, Block, naming
+from dagpack_hf.external.packing import BATCH_TOKENS, Block, naming
 from dagpack_hf.external.partitions import Outcome, limit_partition, plan_partition
 from dagpack_hf.external.scatter import scatter
 from dagpack_hf.external.splitters import Splitters

@@ -13,29 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from dagpack_hf.kernels import inlined, kernel
-
-BLOCK = 64
-"""Tokens that are compared at once."""
-
-
-@kernel
-def common_run(first, at, second, begin, limit):
-    """Tokens that agree from `first[at]` and `second[begin]` on, at most `limit`."""
-    a = np.uint64(at)
-    b = np.uint64(begin)
-    end = np.uint64(limit)
-    block = np.uint64(BLOCK)
-    run = np.uint64(0)
-    while run + block <= end:
-        differing = np.int32(0)
-        for j in range(block):
-            differing |= first[a + run + j] ^ second[b + run + j]
-        if differing != 0:
-            break
-        run += block
-    while run < end and first[a + run] == second[b + run]:
-        run += np.uint64(1)
-    return np.int64(run)
+from dagpack_hf.kernels.radix import common_prefix
 
 
 @inlined
@@ -79,10 +57,10 @@ def descend(values, at, stop, depth, low, high, splitter, offset):
         if at == stop:
             return low, high, depth, low
         rest = min(stop - at, offset[low + 1] - offset[low] - depth)
-        run = common_run(values, at, splitter, offset[low] + depth, rest)
+        run = common_prefix(values, at, splitter, offset[low] + depth, rest)
         if high - low > 1:  # what the first and the last of them have, all between them have
             rest = min(run, offset[high] - offset[high - 1] - depth)
-            run = common_run(values, at, splitter, offset[high - 1] + depth, rest)
+            run = common_prefix(values, at, splitter, offset[high - 1] + depth, rest)
         at += run
         depth += run
         if run == 0:

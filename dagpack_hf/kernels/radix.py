@@ -30,23 +30,23 @@ GROWN, HOPPY, NEGATIVE = 0, 1, 2
 
 
 @kernel
-def common_prefix(tokens, first, second, limit):
-    """Tokens that two spans have in common, at most `limit`. The indices are unsigned so that the loop vectorises."""
-    a = np.uint64(first)
-    b = np.uint64(second)
+def common_prefix(first, at, second, begin, limit):
+    """Tokens that agree from `first[at]` and `second[begin]` on, at most `limit`; vectorised, as indices are unsigned."""
+    a = np.uint64(at)
+    b = np.uint64(begin)
     end = np.uint64(limit)
     block = np.uint64(BLOCK)
-    at = np.uint64(0)
-    while at + block <= end:
+    shared = np.uint64(0)
+    while shared + block <= end:
         differing = np.int32(0)
         for j in range(block):
-            differing |= tokens[a + at + j] ^ tokens[b + at + j]
+            differing |= first[a + shared + j] ^ second[b + shared + j]
         if differing != 0:
             break
-        at += block
-    while at < end and tokens[a + at] == tokens[b + at]:
-        at += np.uint64(1)
-    return np.int64(at)
+        shared += block
+    while shared < end and first[a + shared] == second[b + shared]:
+        shared += np.uint64(1)
+    return np.int64(shared)
 
 
 @kernel
@@ -150,7 +150,8 @@ def grow(tokens, begin, end, owner, hangs_from, order, patience):
                     branch = np.int64(parent[branch])
                 offset = np.int64(above[span] - depth[branch])
         while here < stop:
-            shared = common_prefix(tokens, source[branch] + offset, here, min(length[branch] - offset, stop - here))
+            limit = min(length[branch] - offset, stop - here)
+            shared = common_prefix(tokens, source[branch] + offset, tokens, here, limit)
             here += shared
             offset += shared
             if here == stop:

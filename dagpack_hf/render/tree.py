@@ -158,9 +158,10 @@ def forest_tree(forest: TokenForest) -> TokenTree:
     Raises:
         ValueError: more than 65,535 sequences share a target.
     """
-    if forest.target_count.max(initial=0) > np.iinfo(np.uint16).max:
+    most = int(forest.tally.count.max(initial=0))
+    if most > np.iinfo(np.uint16).max:
         raise ValueError(
-            f"{forest.target_count.max()} sequences of one conversation share a target; a token tree counts up to "
+            f"{most} sequences of one conversation share a target; a token tree counts up to "
             f"{np.iinfo(np.uint16).max}. Split the conversation."
         )
     last = forest.start + forest.length - 1
