@@ -31,7 +31,7 @@ GROWN, HOPPY, NEGATIVE = 0, 1, 2
 
 @kernel
 def common_prefix(first, at, second, begin, limit):
-    """Tokens that agree from `first[at]` and `second[begin]` on, at most `limit`; vectorised, as indices are unsigned."""
+    """Tokens that agree from `first[at]` and `second[begin]` on, at most `limit`; unsigned, it vectorises."""
     a = np.uint64(at)
     b = np.uint64(begin)
     end = np.uint64(limit)
