@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from datasets import IterableDataset
 
-from dagpack_hf.columns import ROW_FEATURES, packing_columns, rows_to_table
+from dagpack_hf.columns import packing_columns, row_features, rows_to_table
 from dagpack_hf.forest_packing import pack_whole
-from dagpack_hf.layout import ROW_COLUMNS, Rows
+from dagpack_hf.layout import Rows
 from dagpack_hf.merging import merge_batch
 from dagpack_hf.pack_options import PackOptions
 from dagpack_hf.pack_report import PackReport, StreamReport
@@ -37,6 +37,7 @@ class BatchPacker:
         loss_weighting: `"once"` or `"paths"`, as in `pack_dataset`.
         overflow: `"error"`, `"truncate"` or `"drop"`, as in `pack_dataset`.
         strategy: `"best"` or `"dfs"`, as in `pack_dataset`.
+        count_sequences: whether to write `sequence_count`, as in `pack_dataset`.
 
     Example:
         >>> from datasets import Dataset
@@ -50,6 +51,7 @@ class BatchPacker:
     loss_weighting: str = "once"
     overflow: str = "error"
     strategy: str = "best"
+    count_sequences: bool = False
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[np.ndarray]]:
         """Rows of one batch of examples (token trees, or `input_ids` and optional `labels`)."""
@@ -58,7 +60,13 @@ class BatchPacker:
 
     def pack(self, batch: Mapping[str, Any]) -> tuple[Rows, PackReport]:
         """Rows and report of one batch."""
-        options = PackOptions(self.max_length, self.loss_weighting, self.overflow, self.strategy)
+        options = PackOptions(
+            self.max_length,
+            self.loss_weighting,
+            self.overflow,
+            self.strategy,
+            count_sequences=self.count_sequences,
+        )
         forest, dropped = merge_batch(batch, options)
         return pack_whole(forest, options, dropped)
 
@@ -76,7 +84,8 @@ def pack_stream(
     columns = stream.column_names or list(next(iter(stream.take(1)), {}))
     names = packing_columns(columns)
     pack_buffer = _BufferPacker(options, StreamReport())
-    options_of_map = {"batched": True, "batch_size": buffer_size, "features": ROW_FEATURES}
+    features = row_features(options.count_sequences)
+    options_of_map = {"batched": True, "batch_size": buffer_size, "features": features}
     source = stream.select_columns(names)
     if stream.features is None:
         return source.map(pack_buffer, remove_columns=names, **options_of_map), pack_buffer.report
@@ -99,4 +108,4 @@ class _BufferPacker:
 
 
 def _lists(rows: Rows) -> dict[str, list[np.ndarray]]:
-    return {name: [row[name] for row in rows] for name in ROW_COLUMNS}
+    return {name: [row[name] for row in rows] for name in rows.columns}

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dagpack_hf.layout import ROW_COLUMNS, Rows
+from dagpack_hf.layout import COUNT_COLUMN, ROW_COLUMNS
 from dagpack_hf.packing import BatchPacker, is_row_dataset
-from dagpack_hf.sequence_counts import sequence_counts
 from dagpack_hf.trie import IGNORE_INDEX
 
 PACKING_SCOPES = ("dataset", "batch")
@@ -40,15 +39,16 @@ class DagCollator:
         padding: `"longest"` (to the longest row of the batch) or `"max_length"` (every batch has the same width, so
             that a compiled kernel is compiled once).
         pad_to_multiple_of: rounds the width up.
-        count_sequences: whether to count how many sequences pass through each position, for the load-balancing loss
-            of mixtures of experts. Under `"once"` a position counts once. Only of plain sequences packed here.
+        count_sequences: whether batches say how many sequences pass through each position, for the load-balancing loss
+            of mixtures of experts: they are counted here, or rows have a column that does.
 
     Returns:
         A dictionary of tensors. `input_ids`, `shift_labels`, `position_ids`, `subtree_end` (`int64`) and `loss_weight`
         (`float32`) have shape `(rows, width)`; `num_tokens` (`int64`, shape `(rows,)`) is the length of each row
-        without padding. Of examples that were packed here also `logical_tokens` and `unique_tokens` (`int64`, shape
-        `(rows,)`, those of the batch in the first row), and with `count_sequences` also `sequence_count` (`float32`,
-        shape `(rows, width)`).
+        without padding. With `count_sequences` also `sequence_count` (`float32`, shape `(rows, width)`, 0 at padding),
+        unless rows come without it, such as those for evaluation.
+        Of examples that were packed here also `logical_tokens` and `unique_tokens` (`int64`, shape `(rows,)`, those of
+        the batch in the first row).
 
     Example:
         >>> collator = DagCollator(max_length=8, packing_scope="batch")
@@ -82,24 +82,13 @@ class DagCollator:
             )
         names = dict.fromkeys(chain.from_iterable(examples))
         batch = {name: [example.get(name) for example in examples] for name in names}
-        packer = BatchPacker(self.max_length, loss_weighting=self.loss_weighting, overflow=self.overflow)
+        packer = BatchPacker(self.max_length, self.loss_weighting, self.overflow, count_sequences=self.count_sequences)
         rows, report = packer.pack(batch)
         tensors = self._stack(list(rows) or [EMPTY_ROW])
         for name in ("logical_tokens", "unique_tokens"):
             tensors[name] = torch.zeros_like(tensors["num_tokens"])
             tensors[name][0] = getattr(report, name)
-        if self.count_sequences:
-            tensors["sequence_count"] = self._sequence_count(batch["input_ids"], rows, tensors["input_ids"].shape)
         return tensors
-
-    def _sequence_count(self, sequences: list[Any], rows: Rows, shape: Sequence[int]) -> torch.Tensor:
-        kept = [np.asarray(each) for each in sequences]
-        if self.overflow == "drop":
-            kept = [each for each in kept if len(each) <= self.max_length]
-        padded = np.zeros(shape, np.float32)
-        for index, count in enumerate(sequence_counts([each[: self.max_length] for each in kept], rows)):
-            padded[index, : len(count)] = np.minimum(count, 1) if self.loss_weighting == "once" else count
-        return torch.from_numpy(padded)
 
     def _stack(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         lengths = [len(row["input_ids"]) for row in rows]
@@ -119,7 +108,9 @@ class DagCollator:
             "subtree_end": np.broadcast_to(np.arange(1, width + 1), shape).copy(),
             "loss_weight": np.zeros(shape, np.float32),
         }
-        for name in ROW_COLUMNS:
+        if self.count_sequences and COUNT_COLUMN in rows[0]:
+            batch[COUNT_COLUMN] = np.zeros(shape, np.float32)
+        for name in batch:
             for index, row in enumerate(rows):
                 batch[name][index, : lengths[index]] = row[name]
         tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
@@ -127,5 +118,5 @@ class DagCollator:
         return tensors
 
 
-EMPTY_ROW: dict[str, list[int]] = {name: [] for name in ROW_COLUMNS}
+EMPTY_ROW: dict[str, list[int]] = {name: [] for name in (*ROW_COLUMNS, COUNT_COLUMN)}
 """A row of padding only, for ranks that would otherwise get a repeated row."""

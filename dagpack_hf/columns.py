@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 from datasets import Dataset, Features, List, Value
 
-from dagpack_hf.layout import ROW_COLUMNS, Rows
+from dagpack_hf.layout import COUNT_COLUMN, ROW_COLUMNS, Rows
 from dagpack_hf.overflow import Overflow
+from dagpack_hf.sequence_counts import count_plain_sequences
 from dagpack_hf.trie import IGNORE_INDEX, TokenForest, TokenTree
 
 TREE_COLUMNS = ("input_ids", "target_count", "node_length", "node_parent", "logical_tokens")
@@ -35,6 +36,9 @@ ROW_FEATURES = Features({name: List(Value("float32" if name == "loss_weight" els
 
 ROW_SCHEMA = ROW_FEATURES.arrow_schema
 
+COUNTED_ROW_FEATURES = Features({**ROW_FEATURES, COUNT_COLUMN: List(Value("float32"))})
+"""Features of a data set of rows that say how many sequences pass through each position."""
+
 PORTION = 1024 * 1024
 """Positions of the rows that are in memory at a time while they are written."""
 
@@ -49,6 +53,11 @@ def is_tree_dataset(columns: Any) -> bool:
 def is_row_dataset(columns: Any) -> bool:
     """Whether these are the columns of a data set of rows."""
     return all(name in columns for name in ROW_COLUMNS)
+
+
+def row_features(counted: bool) -> Features:
+    """Features of a data set of rows, with the number of sequences through each position or without."""
+    return (COUNTED_ROW_FEATURES if counted else ROW_FEATURES).copy()
 
 
 def packing_columns(columns: Sequence[str]) -> list[str]:
@@ -224,12 +233,18 @@ class SequenceColumns:
         labels = None if self.labels is None else self.labels.only(~gone)
         return SequenceColumns(self.ids.only(~gone), labels), lost
 
-    def forest(self) -> TokenForest:
-        """Merge them."""
+    def forest(self, count_sequences: bool = False) -> TokenForest:
+        """Merge them, and count how many pass through each token if that is wanted."""
         labels = self.labels
         if labels is None:
-            return TokenForest.from_arrays(self.ids.values, self.ids.offsets)
-        return TokenForest.from_arrays(self.ids.values, self.ids.offsets, labels.values, label_offsets=labels.offsets)
+            forest = without_labels = TokenForest.from_arrays(self.ids.values, self.ids.offsets)
+        else:
+            forest = TokenForest.from_arrays(
+                self.ids.values, self.ids.offsets, labels.values, label_offsets=labels.offsets
+            )
+            if count_sequences:
+                without_labels = TokenForest.from_arrays(self.ids.values, self.ids.offsets)
+        return count_plain_sequences(forest, without_labels) if count_sequences else forest
 
 
 def _first_null(chunk: pa.Array, before: int) -> str:
@@ -244,15 +259,15 @@ def _first_null(chunk: pa.Array, before: int) -> str:
 
 
 def rows_to_table(rows: Rows) -> pa.Table:
-    """Rows as an Arrow table with the features of `ROW_FEATURES`."""
+    """Rows as an Arrow table with the features of `row_features`."""
     offsets = pa.array(rows.offsets, pa.int64())
     if len(rows.input_ids) > np.iinfo(np.int32).max:
-        columns = [pa.LargeListArray.from_arrays(offsets, pa.array(getattr(rows, name))) for name in ROW_COLUMNS]
-        return pa.table(dict(zip(ROW_COLUMNS, columns, strict=True)))
-    columns = [
-        pa.ListArray.from_arrays(offsets.cast(pa.int32()), pa.array(getattr(rows, name))) for name in ROW_COLUMNS
-    ]
-    return pa.table(dict(zip(ROW_COLUMNS, columns, strict=True)), schema=ROW_SCHEMA)
+        return pa.table(
+            {name: pa.LargeListArray.from_arrays(offsets, pa.array(getattr(rows, name))) for name in rows.columns}
+        )
+    offsets = offsets.cast(pa.int32())
+    columns = {name: pa.ListArray.from_arrays(offsets, pa.array(getattr(rows, name))) for name in rows.columns}
+    return pa.table(columns, schema=row_features(rows.sequence_count is not None).arrow_schema)
 
 
 def written(portions: Iterable[Rows], write: Callable[[pa.Table], None]) -> Iterator[Rows]:

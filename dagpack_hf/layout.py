@@ -1,4 +1,4 @@
-"""Windows as rows: five aligned vectors, and the way back.
+"""Windows as rows: five aligned vectors, a sixth if wanted, and the way back.
 
 A row is one window in depth-first preorder, heavy child first (fewest attention blocks). Query `i` sees key `j`
 exactly when `j <= i < subtree_end[j]`, so one vector is the whole attention mask. A window repeats the ancestors that
@@ -35,6 +35,9 @@ ROW_DTYPES = {
 
 ROW_COLUMNS = tuple(ROW_DTYPES)
 
+COUNT_COLUMN = "sequence_count"
+"""The sixth vector, `float32`, that a row may have: how many source sequences pass through each position."""
+
 LOSS_WEIGHTINGS = ("once", "paths")
 
 
@@ -49,6 +52,9 @@ class Rows:
         position_ids: `int32`, depth in the trie.
         subtree_end: `int32`, one past the last position of this position's subtree, counted within its row.
         loss_weight: `float32`, weight of the target, 0 where there is none.
+        sequence_count: `float32`, how many source sequences pass through each position, as a target or as context; 0
+            where another position stands for them: at all but one of the copies of a branch point, and in what a
+            window repeats. `None`: not counted.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -57,6 +63,12 @@ class Rows:
     position_ids: npt.NDArray[np.int32]
     subtree_end: npt.NDArray[np.int32]
     loss_weight: npt.NDArray[np.float32]
+    sequence_count: npt.NDArray[np.float32] | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The vectors that these rows have."""
+        return ROW_COLUMNS if self.sequence_count is None else (*ROW_COLUMNS, COUNT_COLUMN)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -64,7 +76,7 @@ class Rows:
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return {name: getattr(self, name)[self.offsets[index] : self.offsets[index + 1]] for name in ROW_COLUMNS}
+        return {name: getattr(self, name)[self.offsets[index] : self.offsets[index + 1]] for name in self.columns}
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         return (self[index] for index in range(len(self)))
@@ -83,6 +95,8 @@ class Source(NamedTuple):
         run_end: `int64[R]`, one past the last token of each run of equal weights.
         run_weight: `float32[R]`, weight of each token of a run as a target.
         run_trained: `bool[R]`, whether they are targets.
+        run_sequences: `float32[R]`, how often each of them counts as a position of sequences; empty: not counted.
+        stands: `bool[M]`, whether the segment is the one that counts, of those with the same tokens.
     """
 
     values: npt.NDArray[np.int32]
@@ -94,6 +108,8 @@ class Source(NamedTuple):
     run_end: npt.NDArray[np.int64]
     run_weight: npt.NDArray[np.float32]
     run_trained: npt.NDArray[np.bool_]
+    run_sequences: npt.NDArray[np.float32]
+    stands: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, forest: TokenForest, segments: Segments, loss_weighting: str) -> Source:
@@ -117,7 +133,25 @@ class Source(NamedTuple):
             tally.end,
             run_weight,
             tally.path_weight > 0,
+            _sequences(forest, loss_weighting),
+            _stand_for_copies(segments),
         )
+
+
+def _sequences(forest: TokenForest, loss_weighting: str) -> npt.NDArray[np.float32]:
+    """How often each run counts as a position of sequences, under `"once"` once at most."""
+    sequences = forest.tally.sequences
+    if sequences is None:
+        return np.zeros(0, np.float32)
+    return (sequences if loss_weighting == "paths" else np.minimum(sequences, 1)).astype(np.float32)
+
+
+def _stand_for_copies(segments: Segments) -> npt.NDArray[np.bool_]:
+    """Whether each segment is the first with its tokens: the copies of a branch point have the same ones."""
+    filled = np.flatnonzero(segments.length > 0)
+    stands = np.zeros(len(segments), bool)
+    stands[filled[np.unique(segments.start[filled], return_index=True)[1]]] = True
+    return stands
 
 
 def _positions(forest: TokenForest, token: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -138,6 +172,7 @@ class RowWriter:
 
     Attributes:
         offsets: `int64[W + 1]`, where each row begins if all are written one after the other.
+        counted: whether rows say how many sequences pass through each position, as the forest does.
 
     Raises:
         ValueError: unknown `loss_weighting`.
@@ -156,6 +191,7 @@ class RowWriter:
             choices = " or ".join(map(repr, LOSS_WEIGHTINGS))
             raise ValueError(f"loss_weighting must be {choices}, got {loss_weighting!r}.")
         self._windows = windows
+        self.counted = forest.tally.sequences is not None
         self._segments = (segments.parent, segments.length, segments.depth)
         self._source = Source.of(forest, segments, loss_weighting)
         sizes, self._trainer, self._most = measure_windows(
@@ -173,7 +209,8 @@ class RowWriter:
     def write(self, low: int, high: int) -> Rows:
         """Rows `low` to `high`, the latter not included."""
         offsets = self.offsets[low : high + 1] - self.offsets[low]
-        columns = tuple(np.empty(offsets[-1], dtype) for dtype in ROW_DTYPES.values())
+        columns = {name: np.empty(offsets[-1], dtype) for name, dtype in ROW_DTYPES.items()}
+        counts = np.empty(offsets[-1] if self.counted else 0, np.float32)
         write_windows(
             self._order[low:high],
             offsets,
@@ -184,9 +221,9 @@ class RowWriter:
             self._most,
             self._slot,
             self._source,
-            columns,
+            (*columns.values(), counts),
         )
-        return Rows(offsets, *columns)
+        return Rows(offsets, **columns, sequence_count=counts if self.counted else None)
 
     def portions(self, positions: int) -> Iterator[Rows]:
         """All rows in portions of at most so many positions, or of one row if that is longer."""

@@ -8,7 +8,7 @@ Cost: the token ids are not copied on the way in if they are int32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,9 @@ from dagpack_hf.columns import (
 )
 from dagpack_hf.overflow import Overflow
 from dagpack_hf.pack_options import PackOptions
+from dagpack_hf.sequence_counts import count_plain_sequences, count_tree_sequences
 from dagpack_hf.spans import read_arrays
-from dagpack_hf.token_trees import read_trees
+from dagpack_hf.token_trees import TokenTree, read_trees
 from dagpack_hf.trie import IGNORE_INDEX, TokenForest
 
 
@@ -53,33 +54,37 @@ def merge_dataset(dataset: Dataset, options: PackOptions) -> MergedDataset:
     in_buckets = options.bucket_size is not None
     if is_tree_dataset(dataset.column_names):
         examples = _tree_examples(dataset) if in_buckets else None
-        return MergedDataset(TokenForest.from_trees(iter_trees(dataset)), Overflow(), examples)
+        return MergedDataset(_merged_trees(iter_trees(dataset), options), Overflow(), examples)
     sequences, dropped = _fitting(
         SequenceColumns.of(arrow_table(dataset, packing_columns(dataset.column_names))), options
     )
     ids = sequences.ids
     examples = Examples.of_sequences(read_arrays(ids.values, ids.offsets)) if in_buckets else None
-    return MergedDataset(sequences.forest(), dropped, examples)
+    return MergedDataset(sequences.forest(options.count_sequences), dropped, examples)
 
 
 def merge_batch(batch: pa.Table | Mapping[str, Any], options: PackOptions) -> tuple[TokenForest, Overflow]:
     """Merge a batch of examples, as a table or as lists of any kind; with it, what was left out before."""
     if isinstance(batch, pa.Table):
         if is_tree_dataset(batch.column_names):
-            return TokenForest.from_trees(table_trees(batch)), Overflow()
+            return _merged_trees(table_trees(batch), options), Overflow()
         sequences, dropped = _fitting(SequenceColumns.of(batch), options)
-        return sequences.forest(), dropped
+        return sequences.forest(options.count_sequences), dropped
     names = packing_columns(list(batch))
     if is_tree_dataset(names):
-        return TokenForest.from_trees(batch_trees(batch)), Overflow()
+        return _merged_trees(batch_trees(batch), options), Overflow()
     ids, labels = list(batch["input_ids"]), batch.get("labels")
     keep, dropped = _fitting_lists(ids, labels, options)
-    return (
-        TokenForest.from_sequences(
-            [ids[index] for index in keep], None if labels is None else [labels[index] for index in keep]
-        ),
-        dropped,
-    )
+    ids = [ids[index] for index in keep]
+    forest = TokenForest.from_sequences(ids, None if labels is None else [labels[index] for index in keep])
+    if options.count_sequences:
+        forest = count_plain_sequences(forest, forest if labels is None else TokenForest.from_sequences(ids))
+    return forest, dropped
+
+
+def _merged_trees(trees: Iterable[TokenTree], options: PackOptions) -> TokenForest:
+    forest = TokenForest.from_trees(trees)
+    return count_tree_sequences(forest) if options.count_sequences else forest
 
 
 def _tree_examples(dataset: Dataset) -> Examples:

@@ -5,7 +5,8 @@ the tokens beyond the window are cut off (`"truncate"`), or the sequences that r
 (`"drop"`). In a token tree the sequences are its turns: a turn is a run of targets, so dropping one takes its targets
 out, also those before the border, and leaves the context that other turns need. What crosses the border is known as a
 tally only, a count and a weight. Going up it is the smallest tally so far: where fewer sequences have a target, those
-are all that are left.
+are all that are left. A turn that was dropped does not pass through its context any more; one that was cut short does,
+as far as the window goes.
 
 Cost: linear in nodes and in runs of equal tallies; no token is read.
 """
@@ -17,7 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dagpack_hf.kernels.overflow import count_beyond, cut_runs, kept_lengths
-from dagpack_hf.spans import FloatArray, IntArray, LongArray
+from dagpack_hf.sequence_counts import count_from_targets
+from dagpack_hf.spans import LongArray
+from dagpack_hf.stretches import Stretches
 from dagpack_hf.tally import Tally
 from dagpack_hf.trie import TokenForest
 
@@ -89,41 +92,11 @@ def limit_paths(forest: TokenForest, max_length: int, overflow: str = "error") -
     lost, lost_targets = count_beyond(*shape, stretches.count, max_length)
     crossing, taken = cut_runs(*shape, stretches.count, max_length, overflow == "drop", count, weight)
     length = kept_lengths(*shape, count, max_length)
-    tally = Tally(np.cumsum(length), count, None if stretches.weight is None else weight)
+    tally = Tally(np.cumsum(length), count, None if stretches.weight is None else weight, stretches.sequences)
     clipped = _clip(forest, np.add.reduceat(length, stretches.first[:-1]), tally.some(length > 0).merged())
+    if overflow == "drop" and stretches.sequences is not None:
+        clipped = count_from_targets(clipped)
     return clipped, Overflow(crossing, lost, forest.num_tokens - clipped.num_tokens, lost_targets + taken)
-
-
-@dataclass(frozen=True)
-class Stretches:
-    """Tokens of equal tallies: the runs of a forest, cut where nodes end and where a limit is.
-
-    Args:
-        first: `int64[N + 1]`, the first stretch of each node.
-        length: `int64[S]`, tokens of each stretch, at least 1.
-        count: `int32[S]`, how many sequences train each of its tokens.
-        weight: `float64[S]`, what they weigh together; `None`: each weighs 1.
-    """
-
-    first: LongArray
-    length: LongArray
-    count: IntArray
-    weight: FloatArray | None
-
-    @classmethod
-    def of(cls, forest: TokenForest, limit: int) -> Stretches:
-        """The stretches of a forest that is not empty."""
-        start, depth, tally = forest.start, forest.depth, forest.tally
-        crossing = (depth < limit) & (limit < depth + forest.length)
-        at_limit = start[crossing] + limit - depth[crossing]
-        end = np.unique(np.concatenate([tally.end, start[1:], at_limit]))
-        run = tally.run_of(end - 1)
-        return cls(
-            np.append(np.searchsorted(end, start, side="right"), len(end)),
-            np.diff(end, prepend=0),
-            tally.count[run],
-            None if tally.weight is None else tally.weight[run],
-        )
 
 
 def _clip(forest: TokenForest, length: LongArray, tally: Tally) -> TokenForest:

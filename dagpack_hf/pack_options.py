@@ -29,6 +29,7 @@ class PackOptions:
     effort: float = 0.0
     bucket_size: int | None = None
     seed: int | None = None
+    count_sequences: bool = False
 
     def __post_init__(self) -> None:
         check_choice("loss_weighting", self.loss_weighting, LOSS_WEIGHTINGS)

@@ -20,7 +20,15 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from tqdm.auto import tqdm
 
 from dagpack_hf.batch_packing import BatchPacker, pack_stream
-from dagpack_hf.columns import PORTION, TREE_COLUMNS, is_row_dataset, iter_trees, packing_columns, written
+from dagpack_hf.columns import (
+    PORTION,
+    TREE_COLUMNS,
+    is_row_dataset,
+    iter_trees,
+    packing_columns,
+    row_features,
+    written,
+)
 from dagpack_hf.external.memory import memory_limit
 from dagpack_hf.external.packing import PARTITION_STAGES, LargeDataset
 from dagpack_hf.forest_packing import pack_forest, plan_forest, warn_of_losses
@@ -47,6 +55,7 @@ def pack_dataset(
     buffer_size: int = 1000,
     seed: int | None = 0,
     max_memory: int | str | None = None,
+    count_sequences: bool = False,
     load_from_cache_file: bool | None = None,
     progress: bool = True,
 ) -> Any:
@@ -75,13 +84,18 @@ def pack_dataset(
         max_memory: memory that packing may take, in bytes or as `"8GB"`; by default what the machine has. What needs
             more is packed in partitions that fit, by way of a file on the disk of the data set: with the same targets,
             weights and bound, and a few more windows, at most one for each partition as a rule. Not for streams.
+        count_sequences: write a sixth column, `sequence_count`: how many source sequences pass through each position
+            (under `"once"` 1), 0 where another position stands for them. `DagSFTTrainer` needs it for the
+            load-balancing loss of mixtures of experts. Not for what is packed in partitions, nor for token trees that
+            do not show where their sequences end.
         load_from_cache_file: whether to take the rows of an earlier run on the same data with the same options and
             code; by default as `datasets` does. They are kept beside the files of the data set; of one in memory, or a
             stream, nothing is kept.
         progress: show a progress bar.
 
     Returns:
-        The rows (columns `input_ids`, `shift_labels`, `position_ids`, `subtree_end`, `loss_weight`) and the report.
+        The rows (columns `input_ids`, `shift_labels`, `position_ids`, `subtree_end`, `loss_weight`, and
+        `sequence_count` if asked for) and the report.
         For a dictionary, one of each; for a stream, a stream and a `StreamReport`, which fills as it is read.
 
     Raises:
@@ -95,7 +109,7 @@ def pack_dataset(
         >>> rows[0]["input_ids"], rows[0]["subtree_end"], report.windows
         ([1, 2, 3, 2, 4], [5, 3, 3, 5, 5], 1)
     """
-    options = PackOptions(max_length, loss_weighting, overflow, strategy, effort, bucket_size, seed)
+    options = PackOptions(max_length, loss_weighting, overflow, strategy, effort, bucket_size, seed, count_sequences)
     check_examples("buffer_size", buffer_size)
     memory_limit(max_memory)
 
@@ -140,7 +154,11 @@ def _pack_split(
             return plan.report(stages.through(written(plan.writer.portions(PORTION), write), len(plan.writer)))
 
     rows, report = cached_rows(
-        dataset, {**asdict(options), "max_memory": max_memory}, write_rows, load_from_cache_file
+        dataset,
+        {**asdict(options), "max_memory": max_memory},
+        write_rows,
+        row_features(options.count_sequences),
+        load_from_cache_file,
     )
     warn_of_losses(report, options.overflow)
     return rows, report

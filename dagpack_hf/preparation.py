@@ -17,19 +17,20 @@ from datasets import Dataset, IterableDataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from dagpack_hf.collator import EMPTY_ROW, DagCollator
-from dagpack_hf.columns import OPTIONAL_TREE_COLUMNS, ROW_FEATURES, TREE_COLUMNS, is_tree_dataset, iter_trees
+from dagpack_hf.columns import OPTIONAL_TREE_COLUMNS, TREE_COLUMNS, is_tree_dataset, iter_trees, row_features
 from dagpack_hf.config import DagSFTConfig
-from dagpack_hf.layout import ROW_COLUMNS
+from dagpack_hf.layout import COUNT_COLUMN, ROW_COLUMNS
 from dagpack_hf.pack_report import PackReport
 from dagpack_hf.packing import pack_dataset
 from dagpack_hf.render import RenderError, RenderReport, tokenize_conversations
-from dagpack_hf.trie import IGNORE_INDEX
+from dagpack_hf.sequence_counts import UncountedError, count_tree_sequences
+from dagpack_hf.trie import IGNORE_INDEX, TokenForest
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SIGNATURE_COLUMNS = [*ROW_COLUMNS, "labels", *TREE_COLUMNS[1:], *OPTIONAL_TREE_COLUMNS]
+SIGNATURE_COLUMNS = [*ROW_COLUMNS, COUNT_COLUMN, "labels", *TREE_COLUMNS[1:], *OPTIONAL_TREE_COLUMNS]
 """Columns that reach the collator: those of rows, of plain sequences and of token trees."""
 
 
@@ -131,11 +132,48 @@ def make_collator(args: DagSFTConfig, tokenizer: PreTrainedTokenizerBase, count_
     )
 
 
-def pack_as_whole(dataset: Dataset, args: DagSFTConfig, training: bool) -> tuple[Dataset, PackReport]:
+def as_rows(dataset: Dataset) -> Dataset:
+    """The vectors of rows that were packed beforehand, in the types of rows."""
+    counted = COUNT_COLUMN in dataset.column_names
+    features = row_features(counted)
+    return dataset.select_columns(list(features)).cast(features)
+
+
+def is_counted(examples: Dataset | IterableDataset) -> bool:
+    """Whether examples that are packed batch by batch say how many sequences pass through a token.
+
+    Plain sequences do, and token trees if all of them do together. A stream of them is not read for that.
+    """
+    if not is_tree_dataset(examples.column_names or ()):
+        return True
+    if isinstance(examples, IterableDataset):
+        return False
+    try:
+        count_tree_sequences(TokenForest.from_trees(iter_trees(examples)))
+    except UncountedError as error:
+        logger.warning("%s", error)
+        return False
+    return True
+
+
+def pack_as_whole(
+    dataset: Dataset, args: DagSFTConfig, training: bool, count_sequences: bool
+) -> tuple[Dataset, PackReport]:
     """Pack a data set as the options of the trainer say, into the same rows in every process.
 
     Evaluation data count as `"paths"`, and are in one bucket: windows that are less correlated help in training only.
+    Sequences are counted if they can be.
     """
+    try:
+        return _packed_as_whole(dataset, args, training, count_sequences)
+    except UncountedError as error:
+        logger.warning("%s", error)
+        return _packed_as_whole(dataset, args, training, False)
+
+
+def _packed_as_whole(
+    dataset: Dataset, args: DagSFTConfig, training: bool, count_sequences: bool
+) -> tuple[Dataset, PackReport]:
     pack = partial(
         pack_dataset,
         dataset,
@@ -146,6 +184,7 @@ def pack_as_whole(dataset: Dataset, args: DagSFTConfig, training: bool) -> tuple
         effort=args.window_effort,
         bucket_size=args.bucket_size if training else None,
         seed=args.seed if args.data_seed is None else args.data_seed,
+        count_sequences=count_sequences,
         progress=not args.disable_tqdm,
     )
     return _of_first_process(pack) if args.window_effort else pack()
@@ -165,5 +204,5 @@ def fill_up(rows: Dataset, multiple: int) -> Dataset:
     missing = -len(rows) % multiple
     if not missing:
         return rows
-    empty = Dataset.from_dict({name: [values] * missing for name, values in EMPTY_ROW.items()}, features=ROW_FEATURES)
-    return concatenate_datasets([rows, empty])
+    empty = {name: [EMPTY_ROW[name]] * missing for name in rows.column_names}
+    return concatenate_datasets([rows, Dataset.from_dict(empty, features=rows.features)])

@@ -4,11 +4,10 @@ It is a function of two means over the tokens of a batch: which experts they are
 was. On packed rows each mean is taken with the number of sequences that a position stands for, so that a shared token
 counts as often as it would unpacked, and a repeated one not again; then it is the same loss.
 
-That number is not that of the targets: context has none, and is sent to experts as often. A batch of plain sequences
-that is packed on the fly knows it (`sequence_counts`). Rows that were packed beforehand and token trees do not, so for
-these the loss is off, which is said.
+That number is not that of the targets: context has none, and is sent to experts as often. It is a vector of the row
+(`sequence_counts` counts it). Where it is not known the loss is off, which is said.
 
-Cost: 4 bytes for each position; the router's logits, which the model's own loss keeps too.
+Cost: 4 bytes for each position of a row; the router's logits, which the model's own loss keeps too.
 """
 
 from __future__ import annotations
@@ -16,15 +15,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl import SFTConfig
 
 from dagpack_hf.attention import route_of
 from dagpack_hf.attention.support import base_model_of
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,24 @@ def load_balancing_loss(
     return is_filled * load_balancing_loss_func(router_logits, config.num_experts, config.num_experts_per_tok, mask)
 
 
+_HUB_OPTIONS = ("revision", "trust_remote_code", "token", "cache_dir", "subfolder")
+"""Options of loading a model that say where its config is."""
+
+
+def wants_router_loss(model: PreTrainedModel | PeftModel | str, args: SFTConfig) -> bool:
+    """Whether training has a load-balancing loss, told before a model is loaded, so that data can be packed for it."""
+    if isinstance(model, str):
+        given = cast(dict[str, Any], args.model_init_kwargs or {})
+        config = AutoConfig.from_pretrained(model, **{name: given[name] for name in _HUB_OPTIONS if name in given})
+    else:
+        config = cast(PreTrainedConfig, model.config)
+    config = config.get_text_config()
+    coefficient = args.router_aux_loss_coef
+    if coefficient is None:
+        coefficient = getattr(config, "router_aux_loss_coef", 0.0)
+    return bool(coefficient) and hasattr(config, "output_router_logits")
+
+
 def check_router_loss(model: PreTrainedModel, args: SFTConfig, is_counted: bool) -> bool:
     """Whether a mixture of experts trains with the loss; if it cannot, the loss is switched off with a notice.
 
@@ -81,8 +101,9 @@ def check_router_loss(model: PreTrainedModel, args: SFTConfig, is_counted: bool)
             )
         return True
     needs = (
-        "Rows packed beforehand and token trees do not say how many sequences pass through a token, and models that "
-        'take a ready mask have no room for it. Use plain sequences with packing_scope="batch"'
+        "The data do not say how many sequences pass through a token, or the model takes a ready mask, which has no "
+        "room for it. Pack rows with count_sequences=True, of plain sequences or of token trees whose turns each end "
+        "with a target"
     )
     if args.router_aux_loss_coef:
         raise ValueError(

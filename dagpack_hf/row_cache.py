@@ -21,13 +21,12 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
-from datasets import Dataset, DatasetInfo
+from datasets import Dataset, DatasetInfo, Features
 from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 from datasets.table import InMemoryTable, MemoryMappedTable
 from filelock import FileLock
 
 from dagpack_hf.code_digest import TRIE, code_digest
-from dagpack_hf.columns import ROW_FEATURES, ROW_SCHEMA
 from dagpack_hf.pack_report import PackReport
 
 logger = logging.getLogger(__name__)
@@ -70,13 +69,13 @@ class RowFile:
         except FileNotFoundError:
             return None
 
-    def write(self, rows: WriteRows) -> tuple[MemoryMappedTable, PackReport]:
+    def write(self, rows: WriteRows, schema: pa.Schema) -> tuple[MemoryMappedTable, PackReport]:
         """Write rows and report; both appear under their names when they are complete."""
         new_rows, new_report = (path.with_name(f"tmp-{path.name}") for path in (self.path, self._report))
         try:
             with (
                 pa.OSFile(str(new_rows), "wb") as file,
-                pa.ipc.new_stream(file, ROW_SCHEMA) as stream,
+                pa.ipc.new_stream(file, schema) as stream,
             ):
                 report = rows(stream.write_table)
             new_report.write_text(json.dumps(report.to_dict()), "utf-8")
@@ -97,7 +96,7 @@ class RowFile:
 
 
 def cached_rows(
-    dataset: Dataset, options: Any, rows: WriteRows, load_from_cache_file: bool | None = None
+    dataset: Dataset, options: Any, rows: WriteRows, features: Features, load_from_cache_file: bool | None = None
 ) -> tuple[Dataset, PackReport]:
     """Rows that were made from a data set with some options, or that are made now.
 
@@ -105,13 +104,14 @@ def cached_rows(
         dataset: the source.
         options: all that the rows depend on besides.
         rows: makes them.
+        features: of the rows.
         load_from_cache_file: whether to take those of an earlier run; by default as `datasets` does.
     """
     fingerprint = Hasher.hash([code_digest(*_SOURCES), dataset._fingerprint, options])
     file = RowFile.beside(dataset, fingerprint)
     table: InMemoryTable | MemoryMappedTable
     if file is None:
-        portions: list[pa.Table] = [ROW_SCHEMA.empty_table()]
+        portions: list[pa.Table] = [features.arrow_schema.empty_table()]
         report = rows(portions.append)
         table = InMemoryTable(pa.concat_tables(portions[1:] or portions))
     else:
@@ -120,8 +120,8 @@ def cached_rows(
             found = file.read() if use_cache and file.lasting else None
             if found is not None:
                 logger.info("Taking packed rows from %s", file.path)
-            table, report = file.write(rows) if found is None else found
-    info = DatasetInfo(features=ROW_FEATURES.copy())
+            table, report = file.write(rows, features.arrow_schema) if found is None else found
+    info = DatasetInfo(features=features)
     return Dataset(table, info=info, split=dataset.split, fingerprint=fingerprint), report
 
 
@@ -143,4 +143,6 @@ _SOURCES = (
     "packing",
     "row_cache",
     "segments",
+    "sequence_counts",
+    "stretches",
 )

@@ -1,65 +1,67 @@
-"""How many sequences pass through each position of packed rows.
+"""How many sequences pass through each token of a forest, as a target or as context.
 
-Design: the path to a position is known by the sum of a hash for each of its tokens and depths. In a row that is one
-running sum, to which a position adds its hash and from which it takes it away where its subtree ends.
+The load-balancing loss of a mixture of experts needs it: context has no target, and is sent to experts as often.
 
-Cost: 24 bytes for each token of the sequences and the rows, and a sort of them.
+Design. A sequence passes through all tokens above its end, so what is needed is how many sequences end at each token.
+Where every token is a target, and in a token tree, whose sequences are its turns and end with a target, that can be
+read off the counts of targets: a sequence ends where fewer train what comes next. Labels of plain sequences say
+nothing about their ends, so these are merged once more without them. In a tree a turn may end where another begins,
+which looks like one that goes on; whether the ends were read rightly shows in the sum of the paths to them, which is
+the number of logical tokens. If it is not, nothing is counted.
+
+Cost: one pass over runs and nodes; for plain sequences with labels, merging them twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from dagpack_hf.layout import Rows
+from dagpack_hf.kernels.passing import count_passing
+from dagpack_hf.stretches import Stretches
+from dagpack_hf.trie import TokenForest
 
 
-def sequence_counts(sequences: Sequence[npt.NDArray[np.integer]], rows: Rows) -> list[npt.NDArray[np.float32]]:
-    """Number of sequences that pass through each position of rows.
+class UncountedError(ValueError):
+    """How many sequences pass through a token is not known."""
 
-    Positions and sequences are matched by a hash of 64 bits of the tokens up to them. Of positions that are equal, the
-    copies at branch points and what windows repeat, the first has the number and the others 0.
+
+def count_tree_sequences(forest: TokenForest) -> TokenForest:
+    """Count the sequences of token trees, which are their turns.
+
+    Raises:
+        UncountedError: the sequences do not end with their targets, or a target follows that is not of the same turn.
+    """
+    counted = count_from_targets(forest)
+    passes = counted.num_source_tokens
+    if passes != forest.logical_tokens:
+        raise UncountedError(
+            f"Where the sequences of these token trees end is not known: by their targets they have {passes:,} "
+            f"tokens, by logical_tokens {forest.logical_tokens:,}. It is known if each sequence is one turn and ends "
+            "with its target, before other targets begin. Pack plain sequences, or leave count_sequences out."
+        )
+    return counted
+
+
+def count_plain_sequences(forest: TokenForest, without_labels: TokenForest) -> TokenForest:
+    """Count plain sequences.
 
     Args:
-        sequences: what was packed, as far as it is in the rows.
-        rows: the rows.
-
-    Returns:
-        `float32` for each row. They sum to the tokens of the sequences.
-
-    Example:
-        >>> from dagpack_hf import TokenForest, pack_forest
-        >>> sequences = [np.array([1, 2, 3]), np.array([1, 2, 4])]
-        >>> rows, _ = pack_forest(TokenForest.from_sequences(sequences), max_length=8)
-        >>> rows[0]["input_ids"].tolist(), sequence_counts(sequences, rows)[0].tolist()
-        ([1, 2, 3, 2, 4], [2.0, 2.0, 1.0, 0.0, 1.0])
+        forest: of the sequences.
+        without_labels: the forest of the same sequences when every token is a target. Sequences of one token are not
+            counted in it.
     """
-    hashes = [np.cumsum(_token_hashes(sequence, np.arange(len(sequence)))) for sequence in sequences]
-    paths, count = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]), return_counts=True)
-    lengths = [len(row["input_ids"]) for row in rows]
-    positions = np.concatenate([np.zeros(0, np.uint64), *map(_path_hashes, rows)])
-    counts = np.zeros(len(positions), np.float32)
-    known, first = np.unique(positions, return_index=True)
-    at = np.minimum(np.searchsorted(paths, known), max(len(paths) - 1, 0))
-    if len(paths):
-        counts[first] = np.where(paths[at] == known, count[at], 0)
-    return np.split(counts, np.cumsum(lengths)[:-1]) if lengths else []
+    every = count_from_targets(without_labels).tally
+    if every.sequences is None:
+        return forest
+    return replace(forest, tally=forest.tally.with_sequences(every.end, every.sequences))
 
 
-def _token_hashes(tokens: npt.NDArray[np.integer], depths: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
-    """A hash of each token and its depth (the finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
-    mixed = (np.asarray(tokens).astype(np.uint64) << np.uint64(32)) + np.asarray(depths).astype(np.uint64)
-    mixed = (mixed + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
-
-
-def _path_hashes(row: dict[str, np.ndarray]) -> npt.NDArray[np.uint64]:
-    """Sum of the hashes of each position and its ancestors: what is added at a position is taken away at its end."""
-    own = _token_hashes(row["input_ids"], row["position_ids"])
-    change = np.concatenate([own, np.zeros(1, np.uint64)])
-    np.subtract.at(change, row["subtree_end"], own)
-    return np.cumsum(change)[:-1]
+def count_from_targets(forest: TokenForest) -> TokenForest:
+    """Count the sequences that end with a target, where fewer of them train what comes next."""
+    if not forest.num_nodes:
+        return replace(forest, tally=replace(forest.tally, sequences=np.zeros(0, np.int32)))
+    stretches = Stretches.of(forest)
+    passing = count_passing(forest.parent, stretches.first, stretches.count)
+    return replace(forest, tally=forest.tally.with_sequences(stretches.end, passing))

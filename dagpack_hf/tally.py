@@ -3,12 +3,12 @@
 Neighbouring tokens mostly have the same tally: what changes it is a branch point, the end of a sequence or a border
 of its labels. So tallies are kept as runs over the distinct tokens in node order, which cost nothing per token.
 
-Cost: 12 bytes for each run, 20 with weights.
+Cost: 12 bytes for each run, 20 with weights, 4 more with the number of sequences that pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,14 @@ class Tally:
         end: `int64[R]`, one past the last token of each run, ascending; the first run begins at token 0.
         count: `int32[R]`, how many sequences train each token of the run; 0 for context.
         weight: `float64[R]`, what these sequences weigh together. `None`: every sequence weighs 1.
+        sequences: `int32[R]`, how many sequences pass through each token, as a target or as context. `None`: that was
+            not counted.
     """
 
     end: LongArray
     count: npt.NDArray[np.int32]
     weight: npt.NDArray[np.float64] | None = None
+    sequences: npt.NDArray[np.int32] | None = None
 
     @classmethod
     def of_tokens(cls, count: npt.NDArray[np.integer], weight: npt.NDArray[np.number] | None = None) -> Tally:
@@ -40,14 +43,23 @@ class Tally:
     def merged(self) -> Tally:
         """The same tally in the fewest runs."""
         last = np.ones(len(self.end), bool)
-        last[:-1] = self.count[1:] != self.count[:-1]
-        if self.weight is not None:
-            last[:-1] |= self.weight[1:] != self.weight[:-1]
+        last[:-1] = False
+        for values in (self.count, self.weight, self.sequences):
+            if values is not None:
+                last[:-1] |= values[1:] != values[:-1]
         return self if last.all() else self.some(last)
 
-    def some(self, runs: npt.NDArray[np.bool_]) -> Tally:
+    def some(self, runs: npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> Tally:
         """Some of the runs; each goes on from the one before it that is left."""
-        return Tally(self.end[runs], self.count[runs], None if self.weight is None else self.weight[runs])
+        weight = None if self.weight is None else self.weight[runs]
+        sequences = None if self.sequences is None else self.sequences[runs]
+        return Tally(self.end[runs], self.count[runs], weight, sequences)
+
+    def with_sequences(self, end: LongArray, sequences: npt.NDArray[np.int32]) -> Tally:
+        """The same tally with the number of sequences that pass, which is given as runs of its own."""
+        ends = np.union1d(self.end, end)
+        fine = replace(self.some(self.run_of(ends - 1)), end=ends)
+        return replace(fine, sequences=sequences[np.searchsorted(end, ends - 1, side="right")]).merged()
 
     @property
     def length(self) -> LongArray:

@@ -26,13 +26,15 @@ from trl import SFTConfig, SFTTrainer
 from dagpack_hf import attention
 from dagpack_hf.checkpoints import last_complete_checkpoint
 from dagpack_hf.collator import DagCollator
-from dagpack_hf.columns import ROW_FEATURES, is_row_dataset, is_tree_dataset
+from dagpack_hf.columns import is_row_dataset, is_tree_dataset
 from dagpack_hf.config import DagSFTConfig
-from dagpack_hf.layout import ROW_COLUMNS
+from dagpack_hf.layout import COUNT_COLUMN
 from dagpack_hf.pack_report import PackReport
 from dagpack_hf.preparation import (
     SIGNATURE_COLUMNS,
+    as_rows,
     fill_up,
+    is_counted,
     is_per_turn,
     keep_trainable,
     limit_sequences,
@@ -43,7 +45,7 @@ from dagpack_hf.preparation import (
 )
 from dagpack_hf.refusals import refuse_arguments, refuse_dispatch, refuse_parallelism, refuse_stream, warn_if_unsharded
 from dagpack_hf.render import RenderReport, conversation_columns
-from dagpack_hf.router_loss import check_router_loss, load_balancing_loss, recorded_router_logits
+from dagpack_hf.router_loss import check_router_loss, load_balancing_loss, recorded_router_logits, wants_router_loss
 from dagpack_hf.training_metrics import CorpusShares, Metering
 from dagpack_hf.window_order import EpochSetter, Rounds, window_sampler
 
@@ -136,7 +138,8 @@ class DagSFTTrainer(SFTTrainer):
         self.render_reports: dict[str, RenderReport] = {}
         self._metering = Metering()
         self._total_weight = 0.0
-        self._plain_sequences = False
+        self._wants_counts = wants_router_loss(model, args)
+        self._is_counted = False
         self._epoch_setter = EpochSetter()
 
         super().__init__(
@@ -152,7 +155,7 @@ class DagSFTTrainer(SFTTrainer):
             **kwargs,
         )
         self.add_callback(self._epoch_setter)
-        counting = self.aux_loss_enabled and self._plain_sequences
+        counting = self.aux_loss_enabled and self._is_counted
         self.data_collator = data_collator or make_collator(self.args, self._tokenizer, counting)
         if self.aux_loss_enabled:
             self.aux_loss_enabled = check_router_loss(self.model, self.args, self.data_collator.count_sequences)
@@ -177,10 +180,10 @@ class DagSFTTrainer(SFTTrainer):
             refuse_stream(args, training)
             if is_per_turn(conversation_columns(dataset), args):
                 return self._render(dataset, args, dataset_name)
-            self._plain_sequences = not is_tree_dataset(dataset.column_names or ())
+            self._is_counted = self._wants_counts and is_counted(dataset)
             return super()._prepare_dataset(dataset, processing_class, args, False, formatting_func, dataset_name)
         if is_row_dataset(dataset.column_names):
-            rows = dataset.select_columns(list(ROW_COLUMNS)).cast(ROW_FEATURES)
+            rows = as_rows(dataset)
         else:
             if is_per_turn(conversation_columns(dataset), args):
                 dataset = self._render(dataset, args, dataset_name)
@@ -188,12 +191,13 @@ class DagSFTTrainer(SFTTrainer):
                 dataset = self._tokenize_plain(dataset, processing_class, args, formatting_func, dataset_name)
             if training and args.packing_scope == "batch":
                 self._total_weight = float(source_targets(dataset, _window(args)))
-                self._plain_sequences = not is_tree_dataset(dataset.column_names)
+                self._is_counted = self._wants_counts and is_counted(dataset)
                 return dataset
-            rows, report = pack_as_whole(dataset, args, training)
+            rows, report = pack_as_whole(dataset, args, training, self._wants_counts and training)
             self.pack_reports[dataset_name] = report
             logger.info("Packed the %s data set:\n%s", dataset_name, report)
         if training:
+            self._is_counted = COUNT_COLUMN in rows.column_names
             self._total_weight = float(sum(weights.sum() for weights in rows.with_format("numpy")["loss_weight"]))
         batch_size = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
         return fill_up(rows, batch_size * args.world_size)

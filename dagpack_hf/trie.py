@@ -208,6 +208,15 @@ class TokenForest:
         """Labelled tokens of all source sequences."""
         return int((self.tally.length * self.tally.count).sum())
 
+    @property
+    def num_source_tokens(self) -> int | None:
+        """Tokens of all source sequences, as far as they are in the forest; `None` if the sequences were not counted.
+
+        Unlike `logical_tokens` without what was cut off, or is in no sequence with a target.
+        """
+        passes = self.tally.sequences
+        return None if passes is None else int((self.tally.length * passes).sum())
+
     @cached_property
     def start(self) -> LongArray:
         """`int64[N]`, first token of each node among the unique tokens in node order."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from trl import SFTConfig, SFTTrainer
 
-from dagpack_hf import BatchPacker, DagCollator, DagSFTConfig, DagSFTTrainer, pack_dataset, router_loss
-from dagpack_hf.router_loss import load_balancing_loss
-from dagpack_hf.sequence_counts import sequence_counts
+from dagpack_hf import DagSFTConfig, DagSFTTrainer, pack_dataset, router_loss, tokenize_conversations
+from dagpack_hf.attention import packed_attention
+from dagpack_hf.router_loss import load_balancing_loss, wants_router_loss
 from tests.tiny_models import tiny_model
 from tests.toy import shared_dataset, shared_sequences, toy_tokenizer
 
@@ -39,54 +34,6 @@ def trainer_for(tmp_path, dataset, name="qwen3_moe", **options) -> DagSFTTrainer
         train_dataset=dataset,
         processing_class=toy_tokenizer(),
     )
-
-
-# Counting
-
-
-def paths_of(row) -> list[tuple[int, ...]]:
-    """The tokens up to each position of a row, by brute force."""
-    ends = row["subtree_end"].tolist()
-    return [
-        tuple(row["input_ids"][j] for j in range(i + 1) if i < ends[j])
-        for i in range(len(ends))
-    ]  # fmt: skip
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12),
-    st.integers(8, 20),
-    st.integers(0, 3),
-)
-def test_each_token_of_each_sequence_is_counted_once(sequences, max_length, seed):
-    rng = np.random.default_rng(seed)
-    labels = [[token if rng.random() < 0.6 else -100 for token in sequence] for sequence in sequences]
-    packer = BatchPacker(max_length, loss_weighting="paths")
-    rows, _ = packer.pack({"input_ids": sequences, "labels": labels})
-    counts = sequence_counts([np.array(sequence) for sequence in sequences], rows)
-    expected = Counter(tuple(s[: end + 1]) for s in sequences for end in range(len(s)))
-    found: Counter = Counter()
-    for row, count in zip(rows, counts, strict=True):
-        assert count.dtype == np.float32 and len(count) == len(row["input_ids"])
-        for path, number in zip(paths_of(row), count.tolist(), strict=True):
-            assert number in (0, expected[path])
-            found[path] += int(number)
-    assert found == expected
-
-
-@pytest.mark.parametrize("weighting", ["once", "paths"])
-@pytest.mark.parametrize("overflow", ["truncate", "drop"])
-def test_the_collator_counts_what_it_packs(overflow, weighting):
-    sequences = [[1, 2, 3, 4], [1, 2, 3], [1, 2, 3], [1, 5, 6, 7, 8, 9]]
-    collator = DagCollator(5, loss_weighting=weighting, packing_scope="batch", overflow=overflow, count_sequences=True)
-    batch = collator([{"input_ids": sequence} for sequence in sequences])
-    count = batch["sequence_count"]
-    assert count.dtype == torch.float32 and count.shape == batch["input_ids"].shape
-    kept = [s[:5] for s in sequences if overflow == "truncate" or len(s) <= 5]
-    tokens = [tuple(s[: i + 1]) for s in kept for i in range(len(s))]
-    assert count.sum() == (len(tokens) if weighting == "paths" else len(set(tokens)))
-    assert count.max() == (len(kept) if weighting == "paths" else 1)
 
 
 # The loss
@@ -125,8 +72,6 @@ def test_gradient_is_that_of_the_unpacked_batch(tmp_path):
     batch = trainer.data_collator([{"input_ids": s, "labels": x} for s, x in zip(sequences, labels, strict=True)])
     assert batch["sequence_count"].sum() == sum(map(len, sequences)) and batch["sequence_count"].max() == 6
     model = trainer.model
-    from dagpack_hf.attention import packed_attention
-
     with packed_attention(model):
         trainer.compute_loss(model, batch).backward()
     ours = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -166,27 +111,79 @@ def test_evaluation_is_of_the_targets_only(tmp_path):
     assert with_loss.evaluate()["eval_loss"] == pytest.approx(without.evaluate()["eval_loss"], rel=1e-6)
 
 
+def stacked_gradients(trainer: DagSFTTrainer) -> tuple[dict[str, torch.Tensor], float]:
+    """Gradients of the whole training set as one batch, and the sum of its sequence counts."""
+    batch = trainer.data_collator(list(trainer.train_dataset))
+    with packed_attention(trainer.model):
+        trainer.compute_loss(trainer.model, batch).backward()
+    found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return found, batch["sequence_count"].sum().item()
+
+
+def test_rows_packed_beforehand_have_the_gradient_of_the_unpacked_data(tmp_path):
+    """In windows so small that ancestors are repeated: those do not count again."""
+    sequences, _ = shared_sequences(6)
+    options = {"loss_weighting": "paths", "loss_normalization": "step", "max_length": max(map(len, sequences))}
+    rows = trainer_for(tmp_path, shared_dataset(6), **options, router_aux_loss_coef=COEFFICIENT)
+    assert len(rows.train_dataset) > 1
+    ours, counted = stacked_gradients(rows)
+    assert counted == sum(map(len, sequences))
+    theirs, _ = stacked_gradients(trainer_for(tmp_path, shared_dataset(6), **BATCH, router_aux_loss_coef=COEFFICIENT))
+    for name, gradient in ours.items():
+        assert (gradient - theirs[name]).norm() <= 1e-5 * theirs[name].norm() + 1e-8, name
+    without, _ = stacked_gradients(trainer_for(tmp_path, shared_dataset(6), **options, router_aux_loss_coef=1e-9))
+    router = next(name for name in ours if name.endswith("mlp.gate.weight"))
+    assert (ours[router] - without[router]).norm() > 1e-2 * ours[router].norm()
+
+
+def test_rows_of_sessions_train_with_the_loss(tmp_path):
+    """Token trees count their turns; rows that have the column are taken as they are."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    other = [*messages[:3], {"role": "assistant", "content": "c"}]
+    trees = tokenize_conversations(Dataset.from_dict({"messages": [messages, other]}), toy_tokenizer())
+    rows, _ = pack_dataset(trees, 128, loss_weighting="paths", count_sequences=True, progress=False)
+    assert sum(map(sum, rows["sequence_count"])) == sum(trees["logical_tokens"])
+    for data, options in ((trees, {}), (rows, {}), (trees, BATCH)):
+        trainer = trainer_for(tmp_path, data, max_steps=1, router_aux_loss_coef=COEFFICIENT, **options)
+        trainer.train()
+        assert trainer.state.log_history[0]["aux_loss"] > 0
+
+
 # Where it is off
 
 
 def test_it_is_off_where_rows_do_not_say_how_many_sequences_there_are(tmp_path, caplog, monkeypatch):
-    from dagpack_hf import tokenize_conversations
-
     plain = Dataset.from_dict({"input_ids": [[1, 2, 3], [1, 2, 4]]})
     rows, _ = pack_dataset(plain, 8, progress=False)
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    trees = tokenize_conversations(Dataset.from_dict({"messages": [messages]}), toy_tokenizer())
-    for data, options in ((plain, {}), (rows, {}), (trees, BATCH)):
+    tree = {"input_ids": [1, 2, 3], "target_count": [0, 1, 1], "node_length": [3], "node_parent": [-1]}
+    unclear = Dataset.from_list([{**tree, "logical_tokens": 5}])
+    for data, options in ((rows, {}), (unclear, {}), (unclear, BATCH), (unclear.to_iterable_dataset(), BATCH)):
         caplog.clear()
         trainer = trainer_for(tmp_path, data, max_steps=1, **options)
         assert "load-balancing loss of the model (router_aux_loss_coef) is off" in caplog.text
+        assert ("by their targets they have 3 tokens" in caplog.text) == (data is unclear)
         trainer.train()
         assert not any("aux_loss" in entry for entry in trainer.state.log_history)
-        with pytest.raises(ValueError, match=r"router_aux_loss_coef=0\.01 .*packing_scope=\"batch\""):
-            trainer_for(tmp_path, data, router_aux_loss_coef=0.01, **options)
+        with pytest.raises(ValueError, match=r"router_aux_loss_coef=0\.01 .*count_sequences=True"):
+            trainer_for(tmp_path, data, max_steps=1, router_aux_loss_coef=0.01, **options)
     caplog.clear()
-    trainer_for(tmp_path, plain, **BATCH, router_aux_loss_coef=0.01)
+    for options in ({}, BATCH):
+        trainer_for(tmp_path, plain, **options, router_aux_loss_coef=0.01)
     assert "load-balancing" not in caplog.text
     monkeypatch.setattr(router_loss, "route_of", lambda model: "ready mask")
     trainer_for(tmp_path, plain, **BATCH)
-    assert "models that take a ready mask have no room for it" in caplog.text
+    assert "the model takes a ready mask, which has no room for it" in caplog.text
+
+
+def test_a_model_is_known_to_have_the_loss_before_it_is_loaded(tmp_path):
+    for name, coefficient, wanted in (
+        ("qwen3_moe", None, True),
+        ("qwen3_moe", 0.0, False),
+        ("qwen3_moe", 0.1, True),
+        ("llama", None, False),
+        ("llama", 0.1, False),
+    ):
+        model = moe(name)
+        args = arguments(DagSFTConfig, tmp_path, router_aux_loss_coef=coefficient)
+        model.save_pretrained(tmp_path / name)
+        assert wants_router_loss(model, args) == wants_router_loss(str(tmp_path / name), args) == wanted

@@ -482,17 +482,6 @@ def test_models_that_would_be_wrong_are_refused_before_the_data_are_touched(tmp_
         trainer_for(tmp_path, "not a data set", model=tiny_llama(attention_dropout=0.1))
 
 
-def test_the_router_loss_is_switched_off_with_a_notice(tmp_path, caplog):
-    from tests.tiny_models import tiny_model
-
-    dataset = Dataset.from_dict({"input_ids": [[1, 2, 3], [1, 2, 4]]})
-    trainer = trainer_for(tmp_path, dataset, model=tiny_model("qwen3_moe", vocab_size=264))
-    assert "load-balancing loss" in caplog.text
-    trainer.train()
-    with pytest.raises(ValueError, match=r"router_aux_loss_coef=0\.01"):
-        trainer_for(tmp_path, dataset, model=tiny_model("qwen3_moe", vocab_size=264), router_aux_loss_coef=0.01)
-
-
 # Collator
 
 

@@ -30,6 +30,7 @@ from dagpack_hf.external.spill import Spill
 from dagpack_hf.external.splitters import Splitters, choose_splitters
 from dagpack_hf.pack_options import PackOptions
 from dagpack_hf.pack_report import PackReport
+from dagpack_hf.sequence_counts import UncountedError
 
 BLOCK_EXAMPLES = 256
 """Examples that are measured at once."""
@@ -100,6 +101,11 @@ class LargeDataset:
         partitions = partitions_for(needed, limit)
         if partitions == 1:
             return None
+        if options.count_sequences:
+            raise UncountedError(
+                f"count_sequences needs a data set that is packed in memory, which may take {needed:,} bytes: raise "
+                f"max_memory from {limit:,}, or leave count_sequences out."
+            )
         if in_buckets:
             raise ValueError(
                 f"bucket_size draws examples from all over the data set, so it is packed in memory, which may take "

@@ -1,6 +1,6 @@
 """Windows as rows: which window trains which segment, the positions of each window, and the way back.
 
-Cost: a walk over the segments of each window, and 20 bytes written for each position in loops that the compiler
+Cost: a walk over the segments of each window, and 20 or 24 bytes written for each position in loops that the compiler
 vectorises (hence the unsigned numbers). Scratch memory: 16 bytes per segment of the forest, 96 per segment of the
 window that has the most.
 """
@@ -186,7 +186,8 @@ def write_targets(spans, own, trained_here, source, shift_labels, loss_weight):
         shift_labels: of the window, written to.
         loss_weight: of the window, written to.
     """
-    values, _, start, first_run, target, target_weight, run_end, run_weight, run_trained = source
+    values, start, first_run, target, target_weight = source[0], source[2], source[3], source[4], source[5]
+    run_end, run_weight, run_trained = source[6], source[7], source[8]
     for index in range(spans.shape[1]):
         segment = own[index]
         at = np.int64(spans[0, index])
@@ -213,6 +214,34 @@ def write_targets(spans, own, trained_here, source, shift_labels, loss_weight):
 
 
 @kernel
+def write_counts(spans, own, trained_here, source, sequence_count):
+    """Write how many sequences pass through each position, 0 where another stands for them.
+
+    Args:
+        spans: as in `write_targets`, like the next three.
+        own: `int64[n]`.
+        trained_here: `bool[n]`.
+        source: as in `write_windows`.
+        sequence_count: of the window, written to.
+    """
+    start, first_run, run_end, run_sequences, stands = source[2], source[3], source[6], source[9], source[10]
+    for index in range(spans.shape[1]):
+        segment = own[index]
+        at = np.int64(spans[0, index])
+        stop = at + np.int64(spans[1, index])
+        if not (trained_here[index] and stands[segment]):
+            fill(sequence_count, at, stop, np.float32(0))
+            continue
+        run = first_run[segment]
+        shift = at - start[segment]
+        while at < stop:
+            end = min(run_end[run] + shift, stop)
+            fill(sequence_count, at, end, run_sequences[run])
+            at = end
+            run += 1
+
+
+@kernel
 def write_windows(which, begin, leaf, offset, segments, trainer, most, slot, source, columns):
     """Write some windows as rows.
 
@@ -226,11 +255,12 @@ def write_windows(which, begin, leaf, offset, segments, trainer, most, slot, sou
         most: segments of the window with the most of them.
         slot: `int64[M]`, all -1, and left so.
         source: a `Source` of `layout`.
-        columns: the five vectors of the rows, in the order of `ROW_COLUMNS`.
+        columns: the five vectors of the rows, in the order of `ROW_COLUMNS`, and that of `COUNT_COLUMN`, which is
+            empty if it is not to be written.
     """
     parent, length = segments[0], segments[1]
     values, at_value = source[0], source[1]
-    input_ids, shift_labels, position_ids, subtree_end, loss_weight = columns
+    input_ids, shift_labels, position_ids, subtree_end, loss_weight, sequence_count = columns
     scratch = np.empty((8, most + 1), np.int64)
     own, above, child, sibling = scratch[0], scratch[1], scratch[2], scratch[3]
     tokens_of, weight, ends, laid = scratch[4], scratch[5], scratch[6], scratch[7]
@@ -264,6 +294,8 @@ def write_windows(which, begin, leaf, offset, segments, trainer, most, slot, sou
         write_depths(held, position_ids[low:high])
         write_ends(held, ends, subtree_end[low:high])
         write_targets(held, laid, trains, source, shift_labels[low:high], loss_weight[low:high])
+        if len(sequence_count):
+            write_counts(held, laid, trains, source, sequence_count[low:high])
 
 
 @kernel
