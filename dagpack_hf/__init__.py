@@ -15,6 +15,9 @@ _EXPORTS = {
     "pack_dataset": "packing",
     "pack_forest": "packing",
     "pack_ray_dataset": "external.distributed",
+    "baseline_rows": "baselines",
+    "layout_costs": "stats",
+    "sequence_costs": "stats",
     "Rows": "layout",
     "unpack": "layout",
     "save_rows": "shards",
@@ -30,6 +33,7 @@ _EXPORTS = {
 __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
+    from dagpack_hf.baselines import baseline_rows as baseline_rows
     from dagpack_hf.collator import DagCollator as DagCollator
     from dagpack_hf.config import DagSFTConfig as DagSFTConfig
     from dagpack_hf.external.distributed import pack_ray_dataset as pack_ray_dataset
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
     from dagpack_hf.pi import load_sessions as load_sessions
     from dagpack_hf.render import tokenize_conversations as tokenize_conversations
     from dagpack_hf.shards import save_rows as save_rows
+    from dagpack_hf.stats import layout_costs as layout_costs
+    from dagpack_hf.stats import sequence_costs as sequence_costs
     from dagpack_hf.trainer import DagSFTTrainer as DagSFTTrainer
     from dagpack_hf.trie import TokenForest as TokenForest
     from dagpack_hf.trie import TokenTree as TokenTree
