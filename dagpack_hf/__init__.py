@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+try:
+    __version__ = metadata.version("dagpack-hf")
+except metadata.PackageNotFoundError:  # a checkout on the path that is not installed
+    __version__ = "0+unknown"
 
 _EXPORTS = {
     "TokenForest": "trie",
@@ -15,6 +19,9 @@ _EXPORTS = {
     "pack_dataset": "packing",
     "pack_forest": "packing",
     "pack_ray_dataset": "external.distributed",
+    "TransitionGraph": "graph",
+    "load_episodes": "graph",
+    "load_recordings": "graph",
     "baseline_rows": "baselines",
     "layout_costs": "stats",
     "sequence_costs": "stats",
@@ -37,6 +44,9 @@ if TYPE_CHECKING:
     from dagpack_hf.collator import DagCollator as DagCollator
     from dagpack_hf.config import DagSFTConfig as DagSFTConfig
     from dagpack_hf.external.distributed import pack_ray_dataset as pack_ray_dataset
+    from dagpack_hf.graph import TransitionGraph as TransitionGraph
+    from dagpack_hf.graph import load_episodes as load_episodes
+    from dagpack_hf.graph import load_recordings as load_recordings
     from dagpack_hf.hub import push_rows_to_hub as push_rows_to_hub
     from dagpack_hf.hub import push_saved_rows as push_saved_rows
     from dagpack_hf.layout import Rows as Rows
