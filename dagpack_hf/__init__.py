@@ -31,6 +31,10 @@ _EXPORTS = {
     "push_rows_to_hub": "hub",
     "push_saved_rows": "hub",
     "load_sessions": "pi",
+    "redact_conversations": "redact",
+    "scan_conversations": "redact",
+    "redact_objects": "redact",
+    "RedactionReport": "redact",
     "tokenize_conversations": "render",
     "DagCollator": "collator",
     "DagSFTConfig": "config",
@@ -56,6 +60,10 @@ if TYPE_CHECKING:
     from dagpack_hf.packing import pack_dataset as pack_dataset
     from dagpack_hf.packing import pack_forest as pack_forest
     from dagpack_hf.pi import load_sessions as load_sessions
+    from dagpack_hf.redact import RedactionReport as RedactionReport
+    from dagpack_hf.redact import redact_conversations as redact_conversations
+    from dagpack_hf.redact import redact_objects as redact_objects
+    from dagpack_hf.redact import scan_conversations as scan_conversations
     from dagpack_hf.render import tokenize_conversations as tokenize_conversations
     from dagpack_hf.shards import save_rows as save_rows
     from dagpack_hf.stats import layout_costs as layout_costs

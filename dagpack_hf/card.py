@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from datasets import DatasetInfo, Features, SplitDict, SplitInfo
@@ -38,7 +39,7 @@ it: every shared prefix is computed once.
 
 **The rows hold their source texts as token ids.** Who has the tokenizer can read them; publish them only if you would
 publish the texts.
-
+{redaction}
 ## Train
 
 ```python
@@ -96,13 +97,19 @@ class Saved:
     download_size: int
 
 
-def dataset_card(saved: Saved, reports: Mapping[str, PackReport], tokenizer: str | None = None) -> str:
+def dataset_card(
+    saved: Saved,
+    reports: Mapping[str, PackReport],
+    tokenizer: str | None = None,
+    redaction: Mapping[str, Any] | None = None,
+) -> str:
     """Text of the card.
 
     Args:
         saved: the data set.
         reports: the report of each split.
         tokenizer: name of the tokenizer, if that is known.
+        redaction: the `to_dict()` of a `RedactionReport`, if the texts were scanned for secrets.
     """
     first = next(iter(reports))
     return _PAGE.format(
@@ -114,6 +121,7 @@ def dataset_card(saved: Saved, reports: Mapping[str, PackReport], tokenizer: str
         loss_weighting=reports[first].loss_weighting,
         options=_table({name: _options(report, tokenizer) for name, report in reports.items()}),
         figures=_table({name: _figures(report) for name, report in reports.items()}),
+        redaction=_redaction(redaction),
     )
 
 
@@ -125,6 +133,15 @@ def pointed_folder(card: Path) -> str | None:
         return folder if TAG in metadata["tags"] and DATA_FOLDER.fullmatch(folder) else None
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
         return None
+
+
+def _redaction(redaction: Mapping[str, Any] | None) -> str:
+    """What was found in the texts, by kind."""
+    if redaction is None:
+        return ""
+    done = "replaced by placeholders" if redaction["redacted"] else "left in them"
+    kinds = ", ".join(f"{count:,} {_code(kind)}" for kind, count in redaction["distinct"].items()) or "none found"
+    return f"\nSecrets and personal data in the texts, {done} ({redaction['scanner']}): {kinds}.\n"
 
 
 def _front_matter(saved: Saved) -> DatasetCardData:

@@ -6,8 +6,10 @@ options.
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -17,9 +19,12 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from dagpack_hf.cli.arguments import session_paths
 from dagpack_hf.cli.reading import read_prompt
+from dagpack_hf.cli.redaction import redact_or_scan
 from dagpack_hf.config import DagSFTConfig
 from dagpack_hf.pi import LoadReport, load_sessions
+from dagpack_hf.redact import RedactionReport
 from dagpack_hf.sample import sample_tokenizer
+from dagpack_hf.shards import saved_report
 from dagpack_hf.trainer import DagSFTTrainer
 
 DESCRIPTION = """\
@@ -64,6 +69,11 @@ class SessionArguments:
             Only branches through an entry with such a label have targets: patterns.
         rows (`str`, *optional*):
             Packed rows to train on instead of sessions: a folder of `dagpack pack`, or a data set on the Hub.
+        redact (`bool`, *optional*, defaults to `False`):
+            Replace secrets and personal data by placeholders before anything is trained. They are counted in any
+            case. A model that is pushed is always trained on redacted sessions.
+        deny (`str`, *optional*):
+            File of regular expressions, one on each line, of what else is to be looked for.
         tiny_model (`bool`, *optional*, defaults to `False`):
             Train a tiny Llama with random weights and the bundled tokenizer, to try things out without a download.
     """
@@ -111,6 +121,17 @@ class SessionArguments:
         metadata={
             "help": "Packed rows to train on instead of sessions: a folder of dagpack pack, or a data set on the Hub."
         },
+    )
+    redact: bool = field(
+        default=False,
+        metadata={
+            "help": "Replace secrets and personal data by placeholders before anything is trained. They are counted "
+            "in any case. With --push_to_hub sessions are always redacted."
+        },
+    )
+    deny: str | None = field(
+        default=None,
+        metadata={"help": "File of regular expressions, one on each line, of what else is to be looked for."},
     )
     tiny_model: bool = field(
         default=False,
@@ -175,7 +196,7 @@ def train(session_args: SessionArguments, training_args: DagSFTConfig, model_arg
     """
     if session_args.tiny_model == bool(model_args.model_name_or_path):
         raise ValueError("Give either --model_name_or_path NAME_OR_FOLDER, or --tiny_model true to try things out.")
-    dataset, report = _training_data(session_args, training_args)
+    dataset, report, private = _training_data(session_args, training_args)
     set_seed(training_args.seed)
     tokenizer: PreTrainedTokenizerBase
     model: str | LlamaForCausalLM
@@ -198,7 +219,7 @@ def train(session_args: SessionArguments, training_args: DagSFTConfig, model_arg
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    reports = [report, trainer.render_reports.get("train"), trainer.pack_reports.get("train")]
+    reports = [report, private, trainer.render_reports.get("train"), trainer.pack_reports.get("train")]
     trainer.accelerator.print("\n\n".join(str(each) for each in reports if each is not None) + "\n")
 
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
@@ -210,13 +231,17 @@ def train(session_args: SessionArguments, training_args: DagSFTConfig, model_arg
     return trainer
 
 
-def _training_data(session_args: SessionArguments, training_args: DagSFTConfig) -> tuple[Dataset, LoadReport | None]:
-    """Packed rows, or conversations and what was read of them."""
+def _training_data(
+    session_args: SessionArguments, training_args: DagSFTConfig
+) -> tuple[Dataset, LoadReport | None, RedactionReport | None]:
+    """Packed rows, or conversations, what was read of them, and what secrets they hold."""
     if session_args.rows is not None:
         ignored = [name for name in ("sessions", "system_prompt", "tools", *_READING) if getattr(session_args, name)]
         if ignored:
             raise ValueError(f"--rows are packed already, so they go without --{' and --'.join(ignored)}.")
-        return load_dataset(session_args.rows, split="train"), None
+        if training_args.push_to_hub:
+            _check_redacted(session_args.rows)
+        return load_dataset(session_args.rows, split="train"), None, None
     reading = {name: getattr(session_args, name) for name in _READING}
     dataset, report = load_sessions(
         session_paths(session_args.sessions),
@@ -227,7 +252,27 @@ def _training_data(session_args: SessionArguments, training_args: DagSFTConfig) 
     )
     if not len(dataset):
         raise ValueError(f"There is no turn to train in these sessions: {report}")
-    return dataset, report
+    redact = session_args.redact or bool(training_args.push_to_hub)
+    if not redact and training_args.process_index:
+        return dataset, report, None
+    with training_args.main_process_first(desc="redaction") if redact else nullcontext():
+        dataset, private = redact_or_scan(
+            dataset,
+            redact,
+            session_args.deny,
+            training_args.dataset_num_proc,
+            push=bool(training_args.push_to_hub),
+        )
+    return dataset, report, private
+
+
+def _check_redacted(rows: str) -> None:
+    """Refuse to push a model that is trained on rows in a folder that do not say that they are redacted."""
+    if os.path.isdir(rows) and not (saved_report(rows).get("redaction") or {}).get("redacted"):
+        raise ValueError(
+            f"--push_to_hub: the rows in {rows} are not redacted, and a model may repeat what it was trained on. Pack "
+            "them again with --redact, or train without --push_to_hub."
+        )
 
 
 def tiny_llama(tokenizer: PreTrainedTokenizerBase, seed: int | None = None) -> LlamaForCausalLM:

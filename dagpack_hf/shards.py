@@ -80,7 +80,8 @@ def save_rows(
         max_shard_size: largest size of a file, its footer not counted, in bytes or as `"500MB"`. A row is never cut.
         overwrite: whether rows that are there may be replaced.
         tokenizer: name of the tokenizer, for the card.
-        details: what else `report.json` shall hold, for JSON.
+        details: what else `report.json` shall hold, for JSON. What `redaction` says, the `to_dict()` of a
+            `RedactionReport`, is in the card too; without it rows are not pushed.
         progress: show a progress bar.
 
     Raises:
@@ -115,7 +116,8 @@ def save_rows(
         _remove_leftovers(folder)
         try:
             saved = _write(splits, folder / _PARTIAL, report_text, max_bytes, progress)
-            _publish(folder / _PARTIAL, folder / saved.folder, dataset_card(saved, reports, tokenizer))
+            card = dataset_card(saved, reports, tokenizer, facts.get("redaction"))
+            _publish(folder / _PARTIAL, folder / saved.folder, card)
         finally:
             _remove_leftovers(folder)
 

@@ -18,7 +18,11 @@ The line above runs one process; this one runs two:
     ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 recipes/sft_pi.py --config recipes/sft_pi_sample.yaml
 """
 
-from dagpack_hf.recipe import make_parser, train
+import os
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_hub is imported
+
+from dagpack_hf.recipe import make_parser, train  # noqa: E402
 
 if __name__ == "__main__":
     session_args, training_args, model_args = make_parser(examples=__doc__).parse_args_and_config()

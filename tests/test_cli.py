@@ -377,7 +377,7 @@ def test_pack_pushes_only_when_it_is_asked_to(capfd, tmp_path, monkeypatch, publ
 
     pushed = []
 
-    def push(path, repo_id, *, private):
+    def push(path, repo_id, *, private, decoder, deny):
         pushed.append((path, repo_id, private, len(load_dataset(str(path), split="train"))))
         return SimpleNamespace(commit_url="https://hub/me/rows/commit/1")
 

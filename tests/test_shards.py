@@ -406,7 +406,9 @@ def test_pushing_is_one_commit_of_the_saved_folder(tmp_path, hub):
     old = f"data-{'0' * 16}"
     hub.there = [".gitattributes", "README.md", f"{old}/train-00000.parquet", "data-mine/x.parquet", "notes.md"]
     options = {"max_shard_size": "10KB", "tokenizer": "m", "details": {"seed": 1}, "progress": False}
-    done = push_rows_to_hub(rows, "rows", report, token="hf_x", commit_message="Pack", **options)
+    done = push_rows_to_hub(
+        rows, "rows", report, token="hf_x", commit_message="Pack", allow_unredacted=True, **options
+    )
     assert done.commit_url == "https://hub/commit/1"
     assert [name for name, _, _ in hub.calls] == ["create_repo", "dataset_info", "list_repo_files", "create_commit"]
     assert hub.calls[0][1:] == (
@@ -422,7 +424,7 @@ def test_pushing_is_one_commit_of_the_saved_folder(tmp_path, hub):
     del local[".lock"]
     assert hub.files == local and len(local) > 4
     first, hub.there = hub.files, [*hub.files]
-    push_saved_rows(tmp_path / "rows", "rows")
+    push_saved_rows(tmp_path / "rows", "rows", allow_unredacted=True)
     assert hub.files == first and hub.deleted == []
 
 
@@ -431,21 +433,21 @@ def test_pushing_keeps_private_what_is_private(tmp_path, hub):
     save(rows, tmp_path, report)
     hub.private = False
     with pytest.raises(ValueError, match="me/rows is public"):
-        push_saved_rows(tmp_path, "rows")
+        push_saved_rows(tmp_path, "rows", allow_unredacted=True)
     assert not hub.files and hub.calls[-1][0] == "dataset_info"
-    push_saved_rows(tmp_path, "rows", private=False)
+    push_saved_rows(tmp_path, "rows", private=False, allow_unredacted=True)
     assert hub.files and hub.calls[-3][2]["private"] is False
 
 
 def test_pushing_to_a_branch(tmp_path, hub):
     rows, report = packed()
     save(rows, tmp_path, report)
-    push_saved_rows(tmp_path, "rows", revision="v2")
+    push_saved_rows(tmp_path, "rows", revision="v2", allow_unredacted=True)
     branch = next(options for name, _, options in hub.calls if name == "create_branch")
     assert (branch["branch"], branch["repo_type"], branch["exist_ok"]) == ("v2", "dataset", True)
     assert [options["revision"] for _, _, options in hub.calls[-2:]] == ["v2", "v2"]
     hub.calls.clear()
-    push_saved_rows(tmp_path, "rows", revision="refs/pr/1")
+    push_saved_rows(tmp_path, "rows", revision="refs/pr/1", allow_unredacted=True)
     assert "create_branch" not in [name for name, _, _ in hub.calls]
 
 

@@ -24,6 +24,7 @@ from dagpack_hf.cli.arguments import (
     show_progress,
 )
 from dagpack_hf.cli.reading import add_reading, loading_options, reading_options
+from dagpack_hf.cli.redaction import RedactedTurns, add_redaction, read_deny, redact_or_scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +57,7 @@ each trained in exactly one of them:
 
 A turn has the request as it was sent, so the turns of a long session are much text; conversations
 repeat only what branches share. Session files hold whatever the agent has seen, and so does the
-export.
+export; secrets and personal data in it are counted on stderr, and --redact replaces them.
 """
 
 _EPILOG = """\
@@ -64,6 +65,7 @@ examples:
   dagpack export --format openai session.jsonl > requests.jsonl
   dagpack export ~/sessions --format messages --out turns.parquet
   dagpack export --format sharegpt --unit conversations --out sessions.jsonl
+  dagpack export ~/sessions --redact --deny customers.txt --out clean.jsonl
   dagpack export sample | jq -r .model | sort | uniq -c
 
 train on it:
@@ -130,6 +132,7 @@ def add_parser(commands: Any) -> None:
         "stdout)",
     )
     parser.add_argument("--strict", action="store_true", help="stop at the first file or line that cannot be used")
+    add_redaction(parser)
     add_reading(parser)
     parser.set_defaults(run=run)
 
@@ -148,22 +151,31 @@ def run(options: argparse.Namespace) -> int:
     reading["on_error"] = "raise" if options.strict else "skip"
     if options.images:
         reading["images"] = options.images
+    deny = read_deny(options)
     with _output(options.out) as out:
         if options.unit == "conversations":
             with quiet_libraries(progress=show_progress()):
                 conversations, report = load_sessions(files, return_report=True, **reading)
+                conversations, private = redact_or_scan(
+                    conversations, options.redact, deny, options.num_proc, use_cache=not options.no_cache
+                )
             rows = export_conversations(conversations, options.format)
         else:
             tally = Tally()
-            rows = export_turns(files, format=options.format, tally=tally, **reading)
+            form = {"format": options.format, **reading}
+            before = export_turns(files, tally=Tally(), **form) if options.redact else None
+            turns = RedactedTurns(export_turns(files, tally=tally, **form), before, files, deny)
+            rows = iter(turns)
         if options.out and options.out.lower().endswith(".parquet"):
             write_parquet(out, rows, export_features(options.format, options.unit))
         else:
             write_json_lines(out, rows)
     if options.unit == "turns":
-        report = tally.report()
+        report, private = tally.report(), turns.report()
     if options.out or not report.complete:
         print(report, file=sys.stderr)
+    if options.out or private.found:
+        print(private, file=sys.stderr)
     return 1 if files and not report.files else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagpack_hf.cli.arguments import (
     HelpFormatter,
@@ -20,7 +20,11 @@ from dagpack_hf.cli.arguments import (
     show_progress,
 )
 from dagpack_hf.cli.reading import add_reading, loading_options
+from dagpack_hf.cli.redaction import add_redaction, read_deny, redact_or_scan
 from dagpack_hf.cli.rendering import add_rendering, rendering_options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _DESCRIPTION = """\
 Read pi sessions, render every trained turn in its exact context, merge everything by shared
@@ -29,7 +33,8 @@ report: a folder that datasets.load_dataset reads and DagSFTTrainer trains on. A
 leaves the folder as it was.
 
 Nothing leaves this machine without --push-to-hub. Packed rows hold the texts of the sessions as token
-ids, so pushing them uploads the sessions; the repository is private unless --public is given too.
+ids, so pushing them uploads the sessions. What is pushed is always redacted (as with --redact), read
+once more, and refused if something is still found; the repository is private unless --public is given.
 """
 
 _EPILOG = """\
@@ -115,6 +120,7 @@ def add_parser(commands: Any) -> None:
         help="push the rows to this data set on the Hub too, a private one",
     )
     parser.add_argument("--public", action="store_true", help="the data set on the Hub may be public")
+    add_redaction(parser, pushes=True)
     add_rendering(parser, on_error="raise")
     add_reading(parser)
     add_json(parser)
@@ -132,10 +138,16 @@ def run(options: argparse.Namespace) -> int:
         rendering = rendering_options(options)
         tokenizer = load_tokenizer(options.tokenizer, needs_template=options.template is None)
         reading = loading_options(options)
+        deny = read_deny(options)
         conversations, loaded = load_sessions(session_paths(options.sessions), return_report=True, **reading)
         say(str(loaded))
         if not len(conversations):
             raise ValueError("no turn to train in these sessions, so there is nothing to pack")
+        push = bool(options.push_to_hub)
+        conversations, private = redact_or_scan(
+            conversations, options.redact, deny, options.num_proc, push, use_cache=not options.no_cache
+        )
+        say(str(private))
         trees, rendered = tokenize_conversations(
             conversations, tokenizer, num_proc=options.num_proc, return_report=True, **rendering
         )
@@ -156,7 +168,12 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(
                 f"no target fits into windows of --max-length {options.max_length} tokens; use longer ones"
             )
-        result = {"seed": options.seed, "load": asdict(loaded), "render": asdict(rendered)}
+        result = {
+            "seed": options.seed,
+            "load": asdict(loaded),
+            "redaction": private.to_dict(),
+            "render": asdict(rendered),
+        }
         save_rows(
             rows,
             options.out,
@@ -169,7 +186,7 @@ def run(options: argparse.Namespace) -> int:
         )
         say(f"\n{packed}\n\nsaved {len(rows):,} rows in {options.out}")
         if options.push_to_hub:
-            say(f"pushed them to {_push(options)}")
+            say(f"pushed them to {_push(options, tokenizer)}")
     say.result({"tokenizer": options.tokenizer, **result, "packing": packed.to_dict(), "out": options.out})
     return 0
 
@@ -197,12 +214,15 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--public says how to push, so it needs --push-to-hub REPO_ID")
 
 
-def _push(options: argparse.Namespace) -> str:
+def _push(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> str:
     """Push the folder; return where to."""
     from dagpack_hf import push_saved_rows
 
     try:
-        return str(push_saved_rows(options.out, options.push_to_hub, private=not options.public).commit_url)
+        pushed = push_saved_rows(
+            options.out, options.push_to_hub, private=not options.public, decoder=tokenizer, deny=options.deny
+        )
+        return str(pushed.commit_url)
     except (OSError, ValueError) as error:
         again = f"push_saved_rows({options.out!r}, {options.push_to_hub!r}, private={not options.public})"
         raise OSError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ examples:
       --report_to none --num_train_epochs 2 --output_dir out
 
 On several devices: accelerate launch -m dagpack_hf train ...
+
+TRL's telemetry (which kind of model and machine, never data) is off; HF_HUB_DISABLE_TELEMETRY=0 turns it on.
 """
 
 _MOST_USED = {
@@ -35,6 +38,8 @@ _MOST_USED = {
     "--num_train_epochs N": "passes over the data (default: 3)",
     "--learning_rate X": "peak learning rate (default: 2e-5)",
     "--use_peft": "train a LoRA adapter; --lora_r, --lora_alpha, ...",
+    "--redact": "replace secrets and personal data by placeholders (they are counted in any case)",
+    "--deny FILE": "regular expressions of what else to look for",
     "--config FILE": "a YAML file with options",
     "--help-all": "all options",
 }
@@ -57,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or set(arguments) & {"-h", "--help"}:
         _short_parser().print_help()
         return 0 if arguments else 2
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_hub is imported
     from dagpack_hf import recipe
 
     options = ["--help" if argument == "--help-all" else argument for argument in arguments]
