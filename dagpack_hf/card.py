@@ -119,9 +119,9 @@ def dataset_card(
         split=first,
         max_length=reports[first].max_length,
         loss_weighting=reports[first].loss_weighting,
-        options=_table({name: _options(report, tokenizer) for name, report in reports.items()}),
-        figures=_table({name: _figures(report) for name, report in reports.items()}),
-        redaction=_redaction(redaction),
+        options=table({name: _options(report, tokenizer) for name, report in reports.items()}),
+        figures=table({name: packing_figures(report) for name, report in reports.items()}),
+        redaction=redaction_note(redaction),
     )
 
 
@@ -135,12 +135,14 @@ def pointed_folder(card: Path) -> str | None:
         return None
 
 
-def _redaction(redaction: Mapping[str, Any] | None) -> str:
+def redaction_note(redaction: Mapping[str, Any] | None) -> str:
     """What was found in the texts, by kind."""
     if redaction is None:
         return ""
+    if not redaction["distinct"]:
+        return f"\nNo secrets or personal data were found in the texts ({redaction['scanner']}).\n"
     done = "replaced by placeholders" if redaction["redacted"] else "left in them"
-    kinds = ", ".join(f"{count:,} {_code(kind)}" for kind, count in redaction["distinct"].items()) or "none found"
+    kinds = ", ".join(f"{count:,} {code(kind)}" for kind, count in redaction["distinct"].items())
     return f"\nSecrets and personal data in the texts, {done} ({redaction['scanner']}): {kinds}.\n"
 
 
@@ -160,16 +162,17 @@ def _front_matter(saved: Saved) -> DatasetCardData:
 
 def _options(report: PackReport, tokenizer: str | None) -> dict[str, str]:
     return {
-        **({"tokenizer": _code(tokenizer)} if tokenizer else {}),
+        **({"tokenizer": code(tokenizer)} if tokenizer else {}),
         "window length (`max_length`)": f"{report.max_length:,}",
-        "loss weighting": _code(report.loss_weighting),
-        "strategy": _code(report.strategy),
+        "loss weighting": code(report.loss_weighting),
+        "strategy": code(report.strategy),
         "search for a better packing": f"{report.effort:g} s",
         "packed together": "all" if report.bucket_size is None else f"{report.bucket_size:,} examples",
     }
 
 
-def _figures(report: PackReport) -> dict[str, str]:
+def packing_figures(report: PackReport) -> dict[str, str]:
+    """What packing did, as names and values."""
     return {
         "logical tokens": f"{report.logical_tokens:,}",
         "unique tokens": f"{report.unique_tokens:,}",
@@ -187,7 +190,7 @@ def _figures(report: PackReport) -> dict[str, str]:
     }
 
 
-def _table(columns: Mapping[str, Mapping[str, str]]) -> str:
+def table(columns: Mapping[str, Mapping[str, str]]) -> str:
     """A table with a column for each split and a line for each figure that one of them has."""
     figures = dict.fromkeys(figure for column in columns.values() for figure in column)
     lines = [["", *columns], ["---", *("---:" for _ in columns)]]
@@ -195,6 +198,6 @@ def _table(columns: Mapping[str, Mapping[str, str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """A name of any kind as code inside a table."""
     return f"`{' '.join(text.split()).replace('`', '').replace('|', '')}`"

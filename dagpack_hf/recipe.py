@@ -7,6 +7,7 @@ options.
 from __future__ import annotations
 
 import os
+import sys
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -76,6 +77,9 @@ class SessionArguments:
             File of regular expressions, one on each line, of what else is to be looked for.
         tiny_model (`bool`, *optional*, defaults to `False`):
             Train a tiny Llama with random weights and the bundled tokenizer, to try things out without a download.
+        smoke (`bool`, *optional*, defaults to `False`):
+            Try a configuration on CPU: two steps on the bundled sample with the tiny model, in float32, whatever it
+            says of model, sessions, precision and quantization. Nothing is pushed.
     """
 
     sessions: list[str] | None = field(
@@ -140,7 +144,22 @@ class SessionArguments:
             "download, instead of --model_name_or_path."
         },
     )
+    smoke: bool = field(
+        default=False,
+        metadata={
+            "help": "Try a configuration on CPU: two steps on the bundled sample with the tiny model, in float32. "
+            "Nothing is pushed."
+        },
+    )
 
+
+SMOKE = (
+    *("--sessions", "sample", "--tiny_model", "true", "--max_length", "7168", "--max_steps", "2"),
+    *("--use_cpu", "true", "--bf16", "false", "--fp16", "false", "--tf32", "false", "--dtype", "float32"),
+    *("--load_in_4bit", "false", "--load_in_8bit", "false", "--push_to_hub", "false", "--report_to", "none"),
+    *("--logging_steps", "1", "--save_strategy", "no", "--gradient_accumulation_steps", "1"),
+)
+"""What `--smoke` says after everything else."""
 
 _READING = ("html_exports", "models", "providers", "since", "until", "cwd", "names", "labels")
 
@@ -176,8 +195,28 @@ def run(argv: Sequence[str] | None = None, prog: str | None = None, examples: st
         prog: Name of the program in the help.
         examples: Shown at the end of the help.
     """
-    session_args, training_args, model_args = make_parser(prog, examples).parse_args_and_config(argv)
+    session_args, training_args, model_args = parse(argv, prog, examples)
     train(session_args, training_args, model_args)
+
+
+def parse(
+    argv: Sequence[str] | None = None, prog: str | None = None, examples: str = ""
+) -> tuple[SessionArguments, DagSFTConfig, ModelConfig]:
+    """Parse the command line; arguments as of `run`.
+
+    Raises:
+        ValueError: `smoke` is in a configuration file.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    is_smoke = "--smoke" in given
+    session_args, training_args, model_args = make_parser(prog, examples).parse_args_and_config(
+        [*given, *(SMOKE if is_smoke else ())]
+    )
+    if session_args.smoke and not is_smoke:
+        raise ValueError("smoke is an option of the command line only: leave it out of the file and add --smoke.")
+    if is_smoke:
+        model_args.model_name_or_path = None
+    return session_args, training_args, model_args
 
 
 def train(session_args: SessionArguments, training_args: DagSFTConfig, model_args: ModelConfig) -> DagSFTTrainer:
@@ -219,11 +258,13 @@ def train(session_args: SessionArguments, training_args: DagSFTConfig, model_arg
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
+    trainer.load_report, trainer.redaction_report = report, private
     reports = [report, private, trainer.render_reports.get("train"), trainer.pack_reports.get("train")]
     trainer.accelerator.print("\n\n".join(str(each) for each in reports if each is not None) + "\n")
 
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model(training_args.output_dir)
+    trainer.create_model_card(model_name=os.path.basename(os.path.abspath(cast(str, training_args.output_dir))))
     trainer.accelerator.print(f"Model saved in {training_args.output_dir}.")
     if training_args.push_to_hub:
         trainer.push_to_hub()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +30,7 @@ from dagpack_hf.collator import DagCollator
 from dagpack_hf.columns import is_row_dataset, is_tree_dataset
 from dagpack_hf.config import DagSFTConfig
 from dagpack_hf.layout import COUNT_COLUMN
+from dagpack_hf.model_card import training_section
 from dagpack_hf.pack_report import PackReport
 from dagpack_hf.preparation import (
     SIGNATURE_COLUMNS,
@@ -50,6 +52,8 @@ from dagpack_hf.training_metrics import CorpusShares, Metering
 from dagpack_hf.window_order import EpochSetter, Rounds, window_sampler
 
 if TYPE_CHECKING:
+    from dagpack_hf.pi import LoadReport
+    from dagpack_hf.redact import RedactionReport
     from peft import PeftConfig, PeftModel
 
 logger = logging.getLogger(__name__)
@@ -136,6 +140,8 @@ class DagSFTTrainer(SFTTrainer):
             attention.check_model(model)
         self.pack_reports: dict[str, PackReport] = {}
         self.render_reports: dict[str, RenderReport] = {}
+        self.load_report: LoadReport | None = None
+        self.redaction_report: RedactionReport | None = None
         self._metering = Metering()
         self._total_weight = 0.0
         self._wants_counts = wants_router_loss(model, args)
@@ -314,6 +320,24 @@ class DagSFTTrainer(SFTTrainer):
         batches = -(-len(cast(Dataset, self.train_dataset)) // self._rounds.windows)
         steps = -(-batches // self.args.gradient_accumulation_steps)
         return max(self._total_weight / max(steps, 1), 1e-12)
+
+    # Model card
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """TRL's card, and what the model was trained on, how that was packed, and how it was weighted."""
+        super().create_model_card(model_name, dataset_name, tags)
+        if self.is_world_process_zero():
+            section = training_section(
+                self.args,
+                self.pack_reports.get("train"),
+                self.render_reports.get("train"),
+                self.load_report,
+                self.redaction_report,
+            )
+            with open(os.path.join(self.args.output_dir, "README.md"), "a", encoding="utf-8") as card:
+                card.write(section)
 
     # Metrics
 

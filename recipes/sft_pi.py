@@ -1,13 +1,12 @@
 r"""Fine-tune a model on your own pi coding-agent sessions.
 
-Full training:
+On one GPU:
 
-    accelerate launch recipes/sft_pi.py --model_name_or_path Qwen/Qwen3-0.6B --max_length 32768 --output_dir out
+    python recipes/sft_pi.py --config recipes/one_gpu.yaml
 
-LoRA (pip install "dagpack-hf[peft]"):
-
-    accelerate launch recipes/sft_pi.py --model_name_or_path Qwen/Qwen3-8B --use_peft --lora_r 32 --lora_alpha 16 \
-        --learning_rate 2e-4 --max_length 65536 --output_dir out
+`recipes/` has such a file for several GPUs (`ddp.yaml`, `fsdp2.yaml`, `zero3.yaml`), for LoRA (`lora.yaml`) and for
+QLoRA (`qlora.yaml`); each says in its head the command and the hardware. `--smoke` tries any of them on CPU, on the
+bundled sample with a tiny random model.
 
 A try on the bundled sample, with a tiny random model, on CPU and without a download:
 
@@ -22,8 +21,7 @@ import os
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_hub is imported
 
-from dagpack_hf.recipe import make_parser, train  # noqa: E402
+from dagpack_hf.recipe import run
 
 if __name__ == "__main__":
-    session_args, training_args, model_args = make_parser(examples=__doc__).parse_args_and_config()
-    train(session_args, training_args, model_args)
+    run(examples=__doc__)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dagpack_hf.cli import main
-from dagpack_hf.recipe import SessionArguments, make_parser
+from dagpack_hf.recipe import SessionArguments, make_parser, parse, run
 from dagpack_hf.sample import sample_sessions
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +51,54 @@ def test_every_option_of_the_sample_config_is_known():
     assert session_args == SessionArguments(sessions=["sample"], tiny_model=True)
     assert (training_args.max_length, training_args.use_cpu, training_args.bf16) == (7168, True, False)
     assert training_args.learning_rate == config["learning_rate"] and training_args.report_to == []
+
+
+CONFIGS = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml") if path.name not in ("sft_pi_sample.yaml",))
+
+
+def test_there_is_a_config_for_each_way_of_training():
+    assert CONFIGS == ["ddp.yaml", "fsdp2.yaml", "lora.yaml", "one_gpu.yaml", "qlora.yaml", "zero3.yaml"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_config_starts_on_cpu(tmp_path, capfd, name):
+    path = ROOT / "recipes" / name
+    head = path.read_text().split("\nmodel_name_or_path")[0]
+    assert "recipes/sft_pi.py --config recipes/" + name in head and "GPU" in head and "CPU with --smoke" in head
+    out = tmp_path / "out"
+    run(["--config", str(path), "--output_dir", str(out), "--push_to_hub", "true", "--smoke"])
+    printed = capfd.readouterr().out
+    assert printed.count("'loss':") == 2 and f"Model saved in {out}" in printed
+    weights = "adapter_model.safetensors" if "lora" in name else "model.safetensors"
+    assert (out / weights).is_file()
+    card = (out / "README.md").read_text()
+    for said in (
+        "| logical tokens | 299,108 |",
+        "| loss weighting | `once`: each distinct target counts once |",
+        "Pi sessions: 13 files with 139 turns, of which 125 are targets; left out: 12 x",
+        "No secrets or personal data were found",
+    ):
+        assert said in card
+    assert str(sample_sessions()) not in card
+
+
+def test_options_of_a_config_are_all_known_and_kept():
+    """What `--smoke` does not say is as the file says."""
+    for name in CONFIGS:
+        path = ROOT / "recipes" / name
+        said = yaml.safe_load(path.read_text())
+        session_args, training_args, model_args = parse(["--config", str(path), "--smoke"])
+        assert (session_args.smoke, training_args.max_steps, model_args.model_name_or_path) == (True, 2, None)
+        assert (training_args.learning_rate, training_args.output_dir) == (said["learning_rate"], said["output_dir"])
+        assert model_args.use_peft == said.get("use_peft", False) and not model_args.load_in_4bit
+        assert training_args.gradient_checkpointing and training_args.warmup_steps == said["warmup_steps"]
+
+
+def test_smoke_is_an_option_of_the_command_line(tmp_path):
+    config = tmp_path / "smoke.yaml"
+    config.write_text("smoke: true\noutput_dir: out\nbf16: false\n")
+    with pytest.raises(ValueError, match="smoke is an option of the command line only"):
+        parse(["--config", str(config)])
 
 
 def test_turns_are_not_cut_by_default():
