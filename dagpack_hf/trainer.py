@@ -52,9 +52,10 @@ from dagpack_hf.training_metrics import CorpusShares, Metering
 from dagpack_hf.window_order import EpochSetter, Rounds, window_sampler
 
 if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+
     from dagpack_hf.pi import LoadReport
     from dagpack_hf.redact import RedactionReport
-    from peft import PeftConfig, PeftModel
 
 logger = logging.getLogger(__name__)
 
@@ -323,7 +324,7 @@ class DagSFTTrainer(SFTTrainer):
 
     # Model card
 
-    def create_model_card(
+    def create_model_card(  # type: ignore[override]  # TRL's arguments, which differ from those of Trainer
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
         """TRL's card, and what the model was trained on, how that was packed, and how it was weighted."""
@@ -336,7 +337,7 @@ class DagSFTTrainer(SFTTrainer):
                 self.load_report,
                 self.redaction_report,
             )
-            with open(os.path.join(self.args.output_dir, "README.md"), "a", encoding="utf-8") as card:
+            with open(os.path.join(cast(str, self.args.output_dir), "README.md"), "a", encoding="utf-8") as card:
                 card.write(section)
 
     # Metrics
