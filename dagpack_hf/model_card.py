@@ -6,7 +6,7 @@ Numbers only: reports also name session files and turns, which a card must not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dagpack_hf import __version__
 from dagpack_hf.card import code, packing_figures, redaction_note, table
@@ -67,11 +67,12 @@ def training_section(
 
 
 def _options(args: DagSFTConfig) -> dict[str, str]:
+    normalization = cast(str, args.loss_normalization)
     return {
         "window length (`max_length`)": f"{args.max_length:,}",
         "merged": "the whole data set" if args.packing_scope == "dataset" else "the examples of each batch",
         "loss weighting": f"{code(args.loss_weighting)}: {_WEIGHTING[args.loss_weighting]}",
-        "loss normalization": f"{code(args.loss_normalization)}: {_NORMALIZATION[args.loss_normalization]}",
+        "loss normalization": f"{code(normalization)}: {_NORMALIZATION[normalization]}",
         "longer sequences (`overflow`)": code(args.overflow),
     }
 

@@ -41,7 +41,7 @@ def python(*argv: str, **options) -> subprocess.CompletedProcess:
 # Help and errors
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["stats"], ["export"], ["pack"], ["train"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["stats"], ["show"], ["export"], ["pack"], ["train"]])
 def test_help_has_examples_and_needs_no_heavy_import(command):
     code = (
         "import sys; from dagpack_hf.cli import main; status = main(sys.argv[1:]);"
@@ -55,7 +55,7 @@ def test_help_has_examples_and_needs_no_heavy_import(command):
 
 def test_the_commands_are_listed_and_the_version_shown(capfd):
     status, out, _ = run(capfd, "--help")
-    assert status == 0 and all(f"    {name} " in out for name in ("demo", "stats", "export", "pack", "train"))
+    assert status == 0 and all(f"    {name} " in out for name in ("demo", "stats", "show", "export", "pack", "train"))
     assert run(capfd, "--version")[:2] == (0, f"dagpack {__version__}\n")
 
 

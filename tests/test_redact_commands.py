@@ -146,6 +146,35 @@ def test_a_bad_pattern_is_a_usage_error(capfd, tmp_path, session):
     assert status == 2 and "deny.txt:2: is no regular expression" in err
 
 
+# The viewer
+
+
+def test_the_page(capfd, tmp_path, session, deny):
+    """Decoded: the data of the page are JSON in which `<` is escaped."""
+    argv = ["show", session, "--full-text", "--deny", deny, "--html"]
+    status, out, err = run(capfd, *argv, tmp_path / "plain.html")
+    assert status == 0 and not left(out, err) and "--redact replaces them" in err
+    assert len(left(*page_texts(tmp_path / "plain.html"))) >= 38  # shown are marks for control characters
+    assert int(err.split(" secrets and personal data")[0].splitlines()[-1]) >= 41
+    status, out, err = run(capfd, *argv, tmp_path / "clean.html", "--redact")
+    texts = page_texts(tmp_path / "clean.html")
+    assert status == 0 and not left(out, err, *texts) and "replaced by placeholders" in err
+    assert "still there" not in err and OWNER not in "".join(texts)
+    assert any("<DENIED_1>: the picture shows" in each for each in texts)
+
+
+def page_texts(path: Path) -> list[str]:
+    page = path.read_text("utf-8")
+    data = page.split('type="application/json"', 1)[1].split(">", 1)[1].split("</script>", 1)[0]
+    return [*strings(json.loads(data)), page.replace(data, "")]
+
+
+def test_the_terminal_and_json(capfd, session, deny):
+    for form in ([], ["--json"]):
+        status, out, err = run(capfd, "show", session, "--deny", deny, "--redact", *form)
+        assert status == 0 and not left(out, err)
+
+
 # Packed rows
 
 

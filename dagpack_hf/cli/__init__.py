@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from dagpack_hf import __version__
-from dagpack_hf.cli import demo, export, pack, record, stats, train
+from dagpack_hf.cli import demo, export, pack, record, show, stats, train
 from dagpack_hf.cli.arguments import HelpFormatter, UsageError
 
 __all__ = ["main"]
@@ -23,6 +23,7 @@ examples:
   dagpack demo                                     everything at once, on the bundled sample
   dagpack stats                                    what sharing saves on your own pi sessions
   dagpack stats ~/sessions --tokenizer Qwen/Qwen3-0.6B
+  dagpack show session.jsonl --html session.html   a session beside the token tree it becomes
   dagpack export --format openai session.jsonl > requests.jsonl
   dagpack record --install                         make pi store system prompts and tools
   dagpack pack --tokenizer Qwen/Qwen3-0.6B --max-length 32768 --out rows
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"dagpack {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (demo, stats, export, pack, train, record):
+    for module in (demo, stats, show, export, pack, train, record):
         module.add_parser(commands)
     return parser
 

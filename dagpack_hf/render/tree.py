@@ -70,7 +70,7 @@ class ConversationTokens:
         while node >= 0:
             path.append(self._node_ids(node))
             node = self.trie.parent[node]
-        target, first = self._turn_ids(number)
+        target, first = self.turn_ids(number)
         return TurnTokens([token for ids in reversed(path) for token in ids.tolist()], target.tolist(), first)
 
     def tree(self, weights: Sequence[float] | None = None) -> TokenTree:
@@ -100,7 +100,7 @@ class ConversationTokens:
                 size += len(tokens)
                 end[node] = size - 1
         for number, turn in enumerate(self.turns):
-            target, first = self._turn_ids(number)
+            target, first = self.turn_ids(number)
             count = np.ones(len(target), np.int32)
             count[:first] = 0
             ids.append(target)
@@ -132,7 +132,8 @@ class ConversationTokens:
     def _node_ids(self, node: int) -> IntArray:
         return self._ids[self.trie.chunks[self.trie.chunk[node]]]
 
-    def _turn_ids(self, number: int) -> tuple[IntArray, int]:
+    def turn_ids(self, number: int) -> tuple[IntArray, int]:
+        """Token ids of a turn that are new after its context, and how many of them stand before the first target."""
         turn, pieces = self.turns[number], self._pieces[number]
         before = self._ids[turn.last] if turn.last else np.zeros(0, np.int32)
         first = self._ids[pieces[0]]
