@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
+
+from dagpack_hf.attention.probe import repacks_weights
+from dagpack_hf.attention.support import base_model_of
 from dagpack_hf.collator import DagCollator
 from dagpack_hf.config import DagSFTConfig
 
@@ -83,6 +87,19 @@ def refuse_parallelism(config: Any) -> None:
         raise ValueError(
             "Context and sequence parallelism cut rows into pieces and mask them causally, which packed rows "
             "cannot have. Use data parallelism, FSDP or DeepSpeed ZeRO instead."
+        )
+
+
+def refuse_evaluation_of_four_bits(model: torch.nn.Module, args: DagSFTConfig) -> None:
+    """Refuse evaluation between training steps where it leaves weights without gradients.
+
+    Raises:
+        ValueError: the model is quantised to four bits and on a CPU, and evaluation is on.
+    """
+    if args.eval_strategy != "no" and repacks_weights(base_model_of(model)):
+        raise ValueError(
+            "On a CPU bitsandbytes puts weights of four bits into a form for inference when the model is evaluated, "
+            "and later steps would train on gradients of zero. Set eval_strategy='no', or train on a GPU."
         )
 
 

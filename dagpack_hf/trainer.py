@@ -45,7 +45,14 @@ from dagpack_hf.preparation import (
     render_per_turn,
     source_targets,
 )
-from dagpack_hf.refusals import refuse_arguments, refuse_dispatch, refuse_parallelism, refuse_stream, warn_if_unsharded
+from dagpack_hf.refusals import (
+    refuse_arguments,
+    refuse_dispatch,
+    refuse_evaluation_of_four_bits,
+    refuse_parallelism,
+    refuse_stream,
+    warn_if_unsharded,
+)
 from dagpack_hf.render import RenderReport, conversation_columns
 from dagpack_hf.router_loss import check_router_loss, load_balancing_loss, recorded_router_logits, wants_router_loss
 from dagpack_hf.training_metrics import CorpusShares, Metering
@@ -167,6 +174,7 @@ class DagSFTTrainer(SFTTrainer):
         if self.aux_loss_enabled:
             self.aux_loss_enabled = check_router_loss(self.model, self.args, self.data_collator.count_sequences)
         refuse_parallelism(self.accelerator.parallelism_config)
+        refuse_evaluation_of_four_bits(self.model, self.args)
         warn_if_unsharded(self.args, self.is_fsdp_enabled)
         self._check_attention()
 

@@ -17,7 +17,9 @@ from transformers import PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
 from dagpack_hf.attention import UnsupportedModelError, enable, probe, probe_head, route_of
+from dagpack_hf.recurrent import packed_states, recurrent_modules
 from tests.packed_comparison import TOLERANCE, difference, float64_everywhere, rows
+from tests.reference_recurrent import recurrent_rows
 from tests.shrunk_models import flipped_options, sliding_options, tiny_causal_model
 
 SLIDING = "sliding window"
@@ -84,7 +86,8 @@ def _outcome(model_type: str, variant: str, options: dict[str, Any]) -> Outcome:
     except UnsupportedModelError as error:
         return Outcome(model_type, variant, name, "refused", layers=layers, note=_reason(error, name))
     route = route_of(model)
-    found = difference(model, rows())
+    with packed_states(model):
+        found = difference(model, recurrent_rows() if recurrent_modules(model) else rows())
     if not found.worst < TOLERANCE:
         note = f"logits off by {found.logits:.0e}, gradients by {found.gradients:.0e}"
         return Outcome(model_type, variant, name, "wrong", route, layers, note=note)
@@ -179,8 +182,8 @@ PAGE = """\
 
 All {types} types of causal language model that transformers {version} knows, each shrunk to some thousand weights with
 every type of its layers, and computed in float64: two packed rows with branches, several roots, replayed ancestors and
-padding, longer than any window, against each sequence alone with the model's own eager attention. Logits and the
-gradients of all parameters must agree to {tolerance}, relative to the largest.
+padding, longer than any window, and than two cells of recurrent layers, against each sequence alone with the model's
+own eager attention. Logits and the gradients of all parameters must agree to {tolerance}, relative to the largest.
 
     DAGPACK_WRITE_DOCS=1 pytest -m matrix tests/test_models.py
 

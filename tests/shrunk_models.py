@@ -58,6 +58,10 @@ _SIZES: list[tuple[str, Any]] = [
     (r"index_topk", 8),
     (r"index_block_size", 4),
     (r"index_topk_blocks", 2),
+    (r"mamba_d_state|ssm_state_size|state_size", 8),
+    (r"chunk_size|mamba_chunk_size", 4),
+    (r"mamba_n_heads|mamba_num_heads|linear_num_heads|linear_num_value_heads", 8),
+    (r"linear_num_key_heads", 4),
     (r".*dropout.*|.*pdrop|.*layerdrop|.*drop_rate|.*jitter.*", 0.0),
     (r"decoder_layers|encoder_layers|num_(encoder|decoder)_layers", 2),
 ]
@@ -73,7 +77,7 @@ _QWEN4_INDEXER = {
 }
 
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_d_head": 8},
     "cohere_compass_text": {
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
@@ -88,8 +92,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_output_layers": 1,
     },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 24, "num_experts_per_tok": 2},
+    "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
-    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8},
+    "granitemoehybrid": {"mamba_d_head": 8, "layer_types": ["linear_attention", "full_attention"] * 2},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -100,12 +105,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
     "ministral": {"head_dim": 8},
     "nemotron": {"num_key_value_heads": 2},
+    "nemotron_h": {"n_groups": 2},
+    "olmo_hybrid": {"linear_num_key_heads": 4, "linear_num_value_heads": 4},
     "qwen4_exp": {"text_config": _QWEN4_INDEXER},
     "qwen4_exp_text": _QWEN4_INDEXER,
     "reformer": {"axial_pos_embds": False, "num_hidden_layers": 2, "attn_layers": ["local", "lsh"]},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
-    "zamba2": {"n_mamba_heads": 4, "mamba_ngroups": 1},
+    "zamba2": {"attention_head_dim": 16, "n_mamba_heads": 4, "mamba_ngroups": 1},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What the rule gets wrong, and what has no default."""
@@ -231,6 +238,9 @@ def _names(options: dict[str, Any]) -> set[str]:
     return set(value) if isinstance(value, dict) else {name}
 
 
+_DECAYS = ("A_log", "dt_bias")
+
+
 def tiny_causal_model(model_type: str, dtype: torch.dtype = torch.float64, **options: Any) -> PreTrainedModel:
     """Build a model with random weights none of which is zero, set up as a decoder, in training mode, on CPU.
 
@@ -256,9 +266,11 @@ def tiny_causal_model(model_type: str, dtype: torch.dtype = torch.float64, **opt
         model = make(part, attn_implementation="eager").to(dtype)
         with contextlib.suppress(AttributeError, ValueError):
             model.set_experts_implementation("eager")  # the grouped matrix product has no float64
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             spread = 0.2 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
             center = parameter.data.mean().round() if parameter.dim() == 1 else 0.0
+            if name.endswith(_DECAYS):
+                spread, center = 1.0, -2.0  # half of a state lasts for some 40 tokens, of some heads for hundreds
             parameter.data.normal_(0.0, spread).add_(center)
     return model.train()
 

@@ -270,7 +270,7 @@ def test_peft_models_are_switched_and_probed_with_their_adapters():
 
 # --- refusals
 
-LFM2 = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
+LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 
@@ -279,11 +279,11 @@ LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 
     ("name", "options", "message"),
     [
         (
-            "lfm2",
-            LFM2,
-            "Lfm2ForCausalLM cannot be trained on packed rows: its layers of type 'conv' carry information",
+            "minimax",
+            LINEAR,
+            "MiniMaxForCausalLM cannot be trained on packed rows: its layers of type 'linear_attention' carry",
         ),
-        ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "type 'linear_attention' carry"),
+        ("recurrent_gemma", {}, "type 'linear_attention' carry information along the row in code of their own"),
         ("llama", {"layer_types": ["window_attention"] * 2}, "type 'window_attention' are not known here"),
         ("rwkv", {"attention_hidden_size": 32}, "RwkvForCausalLM .* it keeps a recurrent state along the row"),
         ("bloom", {}, "ALiBi biases count positions of the row, not depths; use a model with rotary or learned"),

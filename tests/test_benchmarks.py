@@ -537,6 +537,32 @@ def test_train_step_without_prefix_grouper(monkeypatch, tmp_path, capsys):
         assert capsys.readouterr().out.count("prefix-grouper not installed") == lines
 
 
+def test_hybrid():
+    sizes = ("--tokens", "300", "--hidden-size", "32", "--threads", "1")
+    figures = run("hybrid", "--rounds", "1", *sizes, "--only", "gated DeltaNet", "convolution")
+    shapes = ("star 16 x 80 %", "8 turns x 3", "comb of 10", "binary tree of 6")
+    kinds = ("gated DeltaNet", "convolution")
+    assert set(figures["cases"]) == {f"{kind}, {shape}" for kind in kinds for shape in shapes}
+    for case in figures["cases"].values():
+        check_rounds(case, 1)
+        assert set(case["seconds"]) == {"tree", "row", "alone"}
+        median = case["median_s"]
+        assert case["tree_over_row"] == pytest.approx(median["tree"] / median["row"], rel=1e-3)
+        assert case["token_ratio"] == pytest.approx(case["logical_tokens"] / case["tokens"], rel=1e-3)
+        share = median["alone"] / median["tree"] / case["token_ratio"]
+        assert case["speedup_over_token_ratio"] == pytest.approx(share, rel=1e-3)
+    assert figures["goals"]["row"]["worst"] == max(case["tree_over_row"] for case in figures["cases"].values())
+    star = figures["cases"]["convolution, star 16 x 80 %"]
+    assert star["sequences"] == 16 and 3.5 < star["token_ratio"] < 4.5
+
+
+def test_shapes_of_the_hybrid_benchmark(monkeypatch):
+    benchmark = load_benchmark("hybrid", monkeypatch)
+    for name, sequences in benchmark.shapes(2048).items():
+        tokens = {tuple(each[: end + 1]) for each in sequences for end in range(len(each))}
+        assert 0.9 * 2048 < len(tokens) < 1.05 * 2048, name
+
+
 def test_attention():
     figures = run("attention", "--rounds", "2", "--length", "600", "--head-size", "8")
     shapes = {"star 16 x 80 %", "star 64 x 50 %", "comb", "multi-turn", "chain", "documents"}

@@ -70,15 +70,28 @@ BY_MASK = {
     "stablelm": "keyword arguments do not reach the attention",
 }
 
+RECURRENT = {
+    "bamba": "Mamba-2, which keeps its state by groups of heads",
+    "falcon_h1": "Mamba-2 beside attention in each layer",
+    "granitemoehybrid": "Mamba-2, experts",
+    "lfm2": "short convolutions",
+    "nemotron_h": "Mamba-2 with time steps limited from below; layers of experts and of MLPs only",
+    "qwen3_5": "gated DeltaNet with fewer key heads than value heads",
+    "zamba2": "Mamba-2 with time steps limited from below, attention that layers share",
+}
+
 REFUSED = {
     "bart": "its forward takes no position_ids",
     "bloom": "ALiBi biases count positions of the row",
     "deepseek_v4": "'compressed_sparse_attention', 'heavily_compressed_attention' pool keys by their place in the row",
     "gemma4_unified_assistant": "it is a draft model that reads keys and values of another",
-    "lfm2": "its layers of type 'conv' carry information along the row",
-    "mamba2": "its layers of type 'linear_attention' carry information along the row",
+    "inkling_text": "InklingAttention passes position_bias",
+    "jamba": "JambaMambaMixer carries its state along the row with mamba_selective_scan",
+    "mamba2": "its forward takes no position_ids",
+    "minimax": "its layers of type 'linear_attention' carry information along the row in code of their own",
     "minimax_m3_vl_text": "'minimax_m3_sparse' pool keys by their place",
-    "qwen3_next": "its layers of type 'linear_attention' carry information along the row",
+    "qwen4_exp": "it has recurrent layers beside layers that need the mask itself",
+    "recurrent_gemma": "its layers of type 'linear_attention' carry information along the row in code of their own",
     "roberta": "its position embeddings do not begin at 0",
     "rwkv": "it keeps a recurrent state along the row",
     "xlnet": "its forward takes no position_ids",
@@ -86,11 +99,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("model_type", [*BY_FUNCTION, *BY_MASK])
+@pytest.mark.parametrize("model_type", [*BY_FUNCTION, *RECURRENT, *BY_MASK])
 def test_exact_models(model_type):
     for outcome in outcomes_of(model_type):
         assert outcome.result == "exact", outcome
-        assert outcome.route == ("registered function" if model_type in BY_FUNCTION else "ready mask")
+        assert outcome.route == ("ready mask" if model_type in BY_MASK else "registered function")
 
 
 @pytest.mark.parametrize("model_type", REFUSED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import SFTConfig, SFTTrainer
 
 from dagpack_hf import DagSFTConfig, DagSFTTrainer
@@ -98,6 +99,57 @@ def test_adapters_end_where_those_of_sft_trainer_do(tmp_path, checkpointing):
     adapted = [name for name, p in ours.model.named_parameters() if "lora_B" in name and p.abs().max() > 1e-3]
     assert len(adapted) == 4
     assert largest_difference(ours, theirs) <= 1e-4
+
+
+def four_bits(tmp_path) -> torch.nn.Module:
+    """A tiny Llama in four bits; a row of a weight must have as many columns as a block of the quantisation."""
+    pytest.importorskip("bitsandbytes")
+    tiny_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "model")
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    return AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", quantization_config=quantization, device_map="cpu", dtype=torch.float32
+    )
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+def test_adapters_of_a_model_in_four_bits_end_where_those_of_sft_trainer_do(tmp_path, checkpointing):
+    """TRL keeps such adapters in bfloat16, so they are as near as its rounding, of updates of 5e-3, lets them."""
+    peft = pytest.importorskip("peft")
+    ours, theirs = (
+        trained(
+            tmp_path,
+            kind,
+            four_bits(tmp_path),
+            peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+            gradient_checkpointing=checkpointing,
+        )
+        for kind in ("dag", "sft")
+    )
+    assert {p.dtype for p in ours.model.parameters() if p.requires_grad} == {torch.bfloat16}
+    assert {type(module).__name__ for module in ours.model.modules()} >= {"Linear4bit"}
+    norms = [[e["grad_norm"] for e in each.state.log_history if "grad_norm" in e] for each in (ours, theirs)]
+    assert min(norms[0]) > 0.05 and norms[0] == pytest.approx(norms[1], rel=0.05)
+    assert losses(ours) == pytest.approx(losses(theirs), abs=2e-3)
+    adapters = [{n: p for n, p in each.model.named_parameters() if p.requires_grad} for each in (ours, theirs)]
+    assert len(adapters[0]) == 8
+    for name, adapter in adapters[0].items():
+        assert (adapter - adapters[1][name]).abs().max() <= 5e-3, name
+
+
+def test_evaluation_of_a_model_in_four_bits_between_steps_is_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    options = {"max_length": 128, "eval_strategy": "steps", "use_cpu": True, "bf16": False}
+    with pytest.raises(ValueError, match=r"gradients of zero\. Set eval_strategy='no'"):
+        DagSFTTrainer(
+            model=four_bits(tmp_path),
+            args=DagSFTConfig(output_dir=str(tmp_path), **options),
+            train_dataset=shared_dataset(),
+            eval_dataset=shared_dataset(),
+            processing_class=toy_tokenizer(),
+            peft_config=peft.LoraConfig(r=2, task_type="CAUSAL_LM"),
+        )
 
 
 def test_checkpointing_of_a_mixture_of_experts_keeps_its_router_loss(tmp_path):

@@ -40,17 +40,15 @@ def toy_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_llama(seed: int = 0, vocab_size: int = 264, **options) -> LlamaForCausalLM:
     torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
         bos_token_id=None,
         eos_token_id=None,
-        **options,
+        **{**sizes, **options},
     )
     return LlamaForCausalLM(config)
 

@@ -16,11 +16,20 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from dagpack_hf.recurrent import obstacles as recurrent_obstacles
+from dagpack_hf.recurrent import recurrent_modules
+
 EXACT_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"})
 """Layers whose output depends on what the mask and the positions say, and on nothing else in the row."""
 
 RECURRENT_LAYER_TYPES = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "recurrent"})
 """Layers with a state or a convolution along the row; hybrid ones have one beside their attention."""
+
+ATTENTION_LAYER_TYPES = EXACT_LAYER_TYPES | {"hybrid", "hybrid_sliding"}
+"""Layers with attention that is exact."""
+
+STATELESS_LAYER_TYPES = frozenset({"mlp", "moe"})
+"""Layers that compute each position alone."""
 
 BLOCK_LAYER_TYPES = frozenset({"compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"})
 """Layers that pool or choose blocks of keys by their place in the row."""
@@ -62,6 +71,9 @@ _ATTENTION_DROPOUT = (
     "attn_dropout",
     "attn_pdrop",
 )
+
+
+_REMEDY = "use a model with attention, gated DeltaNet, Mamba-2 or short convolutions"
 
 
 class UnsupportedModelError(ValueError):
@@ -161,7 +173,7 @@ def _obstacles(model: PreTrainedModel) -> Iterator[str]:
     config = _text_config(model)
     yield from _obstacles_in_layers(model, config)
     yield from _obstacles_in_positions(model, config)
-    if not model._supports_attention_backend and not takes_ready_mask(model):
+    if not (model._supports_attention_backend or takes_ready_mask(model) or recurrent_modules(model)):
         yield (
             "it does not call its attention through transformers' AttentionInterface, and is not known to be exact "
             "under a mask made for it"
@@ -173,23 +185,31 @@ def _obstacles(model: PreTrainedModel) -> Iterator[str]:
 
 def _obstacles_in_layers(model: PreTrainedModel, config: PreTrainedConfig) -> Iterator[str]:
     layer_types = set(getattr(config, "layer_types", None) or ())
-    if recurrent := sorted(layer_types & RECURRENT_LAYER_TYPES):
+    recurrent = sorted(layer_types & RECURRENT_LAYER_TYPES)
+    yield from recurrent_obstacles(model)
+    if not recurrent_modules(model) and recurrent:
         yield (
-            f"its layers of type {_listed(recurrent)} carry information along the row, from one branch to "
-            "the next; use a model with full and sliding attention only"
+            f"its layers of type {_listed(recurrent)} carry information along the row in code of their own, from one "
+            f"branch to the next; {_REMEDY}"
+        )
+    if recurrent_modules(model) and takes_ready_mask(model):
+        yield (
+            f"it has recurrent layers beside layers that need the mask itself ({_listed(sorted(layer_types))}), which "
+            f"cannot be combined; {_REMEDY}"
         )
     if blocks := sorted(layer_types & BLOCK_LAYER_TYPES):
         yield (
             f"its layers of type {_listed(blocks)} pool keys by their place in the row, across branches; use a model "
             "with full and sliding attention only"
         )
-    if unknown := sorted(layer_types - EXACT_LAYER_TYPES - RECURRENT_LAYER_TYPES - BLOCK_LAYER_TYPES):
+    known = EXACT_LAYER_TYPES | RECURRENT_LAYER_TYPES | STATELESS_LAYER_TYPES | BLOCK_LAYER_TYPES
+    if unknown := sorted(layer_types - known):
         yield (
             f"its layers of type {_listed(unknown)} are not known here, so nothing tells whether they keep branches "
             "apart; use a model with full and sliding attention only"
         )
-    if model._is_stateful:
-        yield "it keeps a recurrent state along the row; use a model with full and sliding attention only"
+    if not recurrent_modules(model) and model._is_stateful:
+        yield f"it keeps a recurrent state along the row in code of its own; {_REMEDY}"
     if getattr(config, "is_causal", None) is False or _is_encoder(model):
         yield "it attends to later positions too; load it as a decoder (is_decoder=True), or use a causal model"
 

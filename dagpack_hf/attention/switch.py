@@ -1,7 +1,7 @@
 """Switching a loaded model's attention.
 
 The model's config holds the name of its attention; changing the name is all there is to it. It must stay changed until
-the backward pass is done, since gradient checkpointing calls the layers again.
+the backward pass is done, since gradient checkpointing calls the layers again. Recurrent layers are switched with it.
 
 Cost: a walk over the model's modules, milliseconds.
 """
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 from torch import nn
 from transformers import PreTrainedConfig
+
+from dagpack_hf.recurrent import install, packed_states
 
 from .interface import register, select_backend
 from .ready_mask import mask_required, packed_implementation
@@ -54,6 +56,7 @@ def enable(model: nn.Module, backend: str = "auto") -> Implementation:
     register()
     previous = _attention_of(base_model_of(model).config)
     _set_attention(model, packed_implementation(model))
+    install(model)
     return previous
 
 
@@ -83,7 +86,7 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
             The model, wrapped or not.
     """
     register()
-    with _attention(model, packed_implementation(model)), mask_required(model, True):
+    with packed_states(model), _attention(model, packed_implementation(model)), mask_required(model, True):
         yield
 
 

@@ -80,8 +80,7 @@ class DagVisibility:
 
     Raises:
         ValueError: If the vectors differ in shape or are not integers, or (looked at on CPU only, since it would
-        stall a
-            GPU) a `subtree_end` is not in `i + 1 .. T`.
+            stall a GPU) a `subtree_end` is not in `i + 1 .. T`.
     """
 
     def __init__(self, subtree_end: Tensor, position_ids: Tensor, backend: str = "auto"):
