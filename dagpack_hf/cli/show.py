@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dagpack_hf.cli import figures
 from dagpack_hf.cli.arguments import (
     SAMPLE,
     HelpFormatter,
@@ -45,6 +46,8 @@ examples:
   dagpack show ~/.pi/agent/sessions/project --html project.html --tokenizer Qwen/Qwen3-0.6B
   dagpack show session.jsonl --html session.html --redact
   dagpack show session.jsonl --max-length 32768 | less -R
+  dagpack show session.jsonl --figure window --out window.svg
+  dagpack show --figure graph --episodes episodes.jsonl --out graph.svg
 
 The page holds the text of the sessions, whatever the agent has seen: look at it before you pass
 it on.
@@ -84,6 +87,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--limit", type=positive, metavar="N", help="in the terminal: at most so many lines of entries"
     )
+    figures.add_arguments(parser, without={"--max-length"})
     add_rendering(parser, on_error="skip")
     add_reading(parser)
     add_redaction(parser)
@@ -92,7 +96,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the trees, or write the page."""
+    """Print the trees, write the page, or draw a figure."""
+    if figures.is_asked_for(options):
+        return figures.draw(options)
     _check(options)
     say = Printer(options.json)
     is_kept = options.json or options.html is not None
