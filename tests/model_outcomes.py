@@ -16,8 +16,8 @@ import transformers
 from transformers import PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
-from dagpack_hf.attention import UnsupportedModelError, enable, probe, probe_head, route_of
-from dagpack_hf.recurrent import packed_states, recurrent_modules
+from dagpack_hf.attention import UnsupportedModelError, check_model, packed_attention, probe, probe_head, route_of
+from dagpack_hf.recurrent import recurrent_modules
 from tests.packed_comparison import TOLERANCE, difference, float64_everywhere, rows
 from tests.reference_recurrent import recurrent_rows
 from tests.shrunk_models import flipped_options, sliding_options, tiny_causal_model
@@ -81,13 +81,17 @@ def _outcome(model_type: str, variant: str, options: dict[str, Any]) -> Outcome:
         return Outcome(model_type, variant, "", "not built", note=_first_line(error))
     name, layers = type(model).__name__, _layers(model)
     try:
-        enable(model)
-        probe(model)
+        check_model(model)
+        with packed_attention(model):
+            probe(model)
+            return _compared(model, model_type, variant, layers)
     except UnsupportedModelError as error:
         return Outcome(model_type, variant, name, "refused", layers=layers, note=_reason(error, name))
-    route = route_of(model)
-    with packed_states(model):
-        found = difference(model, recurrent_rows() if recurrent_modules(model) else rows())
+
+
+def _compared(model: PreTrainedModel, model_type: str, variant: str, layers: str) -> Outcome:
+    name, route = type(model).__name__, route_of(model)
+    found = difference(model, recurrent_rows() if recurrent_modules(model) else rows())
     if not found.worst < TOLERANCE:
         note = f"logits off by {found.logits:.0e}, gradients by {found.gradients:.0e}"
         return Outcome(model_type, variant, name, "wrong", route, layers, note=note)

@@ -20,6 +20,7 @@ from datasets import Dataset, DatasetDict, IterableDatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dagpack_hf
 from dagpack_hf import TokenForest, pack_dataset, pack_forest, packing, row_cache
 from dagpack_hf.advice import FACTORS
 from dagpack_hf.code_digest import code_digest
@@ -430,7 +431,7 @@ def test_what_is_lost_is_said_of_cached_rows_too(on_disk, caplog):
 
 def imported(module: str, found: set[str]) -> set[str]:
     """A module of the package and all that it imports from it, by the text of its import lines."""
-    path = ROOT / "dagpack_hf" / f"{module.replace('.', '/')}.py"
+    path = Path(dagpack_hf.__file__).parent / f"{module.replace('.', '/')}.py"
     if module not in found and path.is_file():
         found.add(module)
         for name in re.findall(r"^ *from dagpack_hf\.(\S+) import", path.read_text(), re.M):
@@ -446,7 +447,7 @@ def test_the_digest_is_of_all_code_that_makes_rows():
 def test_another_code_has_another_digest(tmp_path):
     for folder in ("", "external", "kernels"):
         (tmp_path / folder).mkdir(exist_ok=True)
-        for path in (ROOT / "dagpack_hf" / folder).glob("*.py"):
+        for path in (Path(dagpack_hf.__file__).parent / folder).glob("*.py"):
             (tmp_path / folder / path.name).write_bytes(path.read_bytes())
 
     def digest() -> str:

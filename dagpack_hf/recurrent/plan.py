@@ -37,7 +37,10 @@ SHORTEST = 16
 """Depths of a cell where branches are short."""
 
 COPIES = 1.25
-"""How many places longer cells may have for each position."""
+"""How many positions longer cells of chains may have for each position of the row."""
+
+PLACES = 1.125
+"""How many places longer cells may have for each position of the row where all are padded to one length."""
 
 WASTE = 256
 """Positions by which the short chains of a call may be padded, all together; about what one call more costs."""
@@ -200,7 +203,7 @@ class StatePlan:
                 Depths of a cell at most, such as the chunk of a model.
 
         Returns:
-            `int`: `longest` halved until cells have at most [`COPIES`] places for each position, or [`SHORTEST`].
+            `int`: `longest` halved until cells have at most [`PLACES`] places for each position, or [`SHORTEST`].
         """
         return self._once(("length", longest), lambda: self._shortened(longest, padded=True))
 
@@ -216,7 +219,7 @@ class StatePlan:
         positions = np.count_nonzero(self.parent_N != loops.PADDING)
         while length >= 2 * SHORTEST:
             cells, filled = loops.count_cells(self.parent_N, self.depth_N, length)
-            if (cells * length if padded else filled) <= COPIES * positions:
+            if cells * length <= PLACES * positions if padded else filled <= COPIES * positions:
                 return length
             length //= 2
         return length
