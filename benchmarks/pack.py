@@ -54,7 +54,7 @@ from measure import interleave, medians, peak_memory, print_figures
 from packing_corpora import AGENTS, CORPORA, write_corpus
 
 from dagpack_hf import TokenForest, pack_dataset
-from dagpack_hf.columns import PORTION, ROW_SCHEMA
+from dagpack_hf.columns import PORTION, ROW_FEATURES
 from dagpack_hf.external.packing import LargeDataset, measure_dataset
 from dagpack_hf.layout import RowWriter
 from dagpack_hf.pack import Windows, lower_bound, pack_windows
@@ -405,7 +405,7 @@ def measure_partitioned(corpus: Corpus, path: Path) -> dict[str, Any]:
     whole = len(pack_windows(build_segments(corpus.merge()), length))
     blocks = measure_dataset(corpus.dataset, length)
     large = LargeDataset(corpus.dataset, PackOptions(length, seed=0), blocks, PARTITIONS)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, ROW_SCHEMA) as stream:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, ROW_FEATURES.arrow_schema) as stream:
         start = time.process_time()
         report = large.pack(stream.write_table)
         spent = time.process_time() - start

@@ -34,8 +34,6 @@ SEQUENCE_COLUMNS = ("input_ids", "labels")
 ROW_FEATURES = Features({name: List(Value("float32" if name == "loss_weight" else "int32")) for name in ROW_COLUMNS})
 """Features of a data set of rows."""
 
-ROW_SCHEMA = ROW_FEATURES.arrow_schema
-
 COUNTED_ROW_FEATURES = Features({**ROW_FEATURES, COUNT_COLUMN: List(Value("float32"))})
 """Features of a data set of rows that say how many sequences pass through each position."""
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from dagpack_hf.kernels.passing import count_passing
+from dagpack_hf.spans import IntArray, LongArray
 from dagpack_hf.stretches import Stretches
 from dagpack_hf.trie import TokenForest
 
@@ -52,16 +53,17 @@ def count_plain_sequences(forest: TokenForest, without_labels: TokenForest) -> T
         without_labels: the forest of the same sequences when every token is a target. Sequences of one token are not
             counted in it.
     """
-    every = count_from_targets(without_labels).tally
-    if every.sequences is None:
-        return forest
-    return replace(forest, tally=forest.tally.with_sequences(every.end, every.sequences))
+    return replace(forest, tally=forest.tally.with_sequences(*_passing(without_labels)))
 
 
 def count_from_targets(forest: TokenForest) -> TokenForest:
     """Count the sequences that end with a target, where fewer of them train what comes next."""
+    return count_plain_sequences(forest, forest)
+
+
+def _passing(forest: TokenForest) -> tuple[LongArray, IntArray]:
+    """How many sequences pass through each stretch, and one past its last token."""
     if not forest.num_nodes:
-        return replace(forest, tally=replace(forest.tally, sequences=np.zeros(0, np.int32)))
+        return np.zeros(0, np.int64), np.zeros(0, np.int32)
     stretches = Stretches.of(forest)
-    passing = count_passing(forest.parent, stretches.first, stretches.count)
-    return replace(forest, tally=forest.tally.with_sequences(stretches.end, passing))
+    return stretches.end, count_passing(forest.parent, stretches.first, stretches.count)

@@ -41,6 +41,17 @@ def add_sessions(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the tokenizer of a command that shows and counts, which does without the model's own."""
+    parser.add_argument(
+        "--tokenizer",
+        default=SAMPLE,
+        metavar="NAME|FOLDER",
+        help="tokenizer with a chat template, as the model has it (default: the small one bundled with the package, "
+        "whose counts are an approximation)",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     parser.add_argument(

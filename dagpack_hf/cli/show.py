@@ -15,6 +15,7 @@ from dagpack_hf.cli.arguments import (
     UsageError,
     add_json,
     add_sessions,
+    add_tokenizer,
     load_tokenizer,
     positive,
     quiet_libraries,
@@ -65,13 +66,7 @@ def add_parser(commands: Any) -> None:
     )
     add_sessions(parser)
     parser.add_argument("--html", metavar="FILE", help="write a page; one that is there is replaced")
-    parser.add_argument(
-        "--tokenizer",
-        default=SAMPLE,
-        metavar="NAME|FOLDER",
-        help="tokenizer with a chat template, as the model has it (default: the small one bundled with the package, "
-        "whose counts are an approximation)",
-    )
+    add_tokenizer(parser)
     parser.add_argument(
         "--max-length",
         type=positive,

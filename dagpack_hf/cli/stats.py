@@ -12,6 +12,7 @@ from dagpack_hf.cli.arguments import (
     Printer,
     add_json,
     add_sessions,
+    add_tokenizer,
     load_tokenizer,
     positive,
     quiet_libraries,
@@ -64,13 +65,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=HelpFormatter,
     )
     add_sessions(parser)
-    parser.add_argument(
-        "--tokenizer",
-        default=SAMPLE,
-        metavar="NAME|FOLDER",
-        help="tokenizer with a chat template, as the model has it (default: the small one bundled with the package, "
-        "whose counts are an approximation)",
-    )
+    add_tokenizer(parser)
     parser.add_argument(
         "--max-length",
         "--window",
