@@ -153,7 +153,7 @@ def test_the_page_of_recorded_sessions(browser, make_page, sessions):
         wanted = answered[0]
         said = next(block["text"] for block in wanted["message"]["content"] if block["type"] == "text")
         opened.page.click(f"#tree .row:has-text({json.dumps(' '.join(said.split())[:20])})")
-        opened.settle()
+        opened.page.locator("#detail").get_by_text(said.split("\n")[0][:40]).first.wait_for()  # a busy machine is late
         assert said.split("\n")[0] in opened.detail() and wanted["message"]["model"] in opened.detail()
 
         word = _word(said)
