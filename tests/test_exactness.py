@@ -110,7 +110,8 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("backend", ["tile", "dense"])
 @pytest.mark.parametrize(("name", "dtype", "tolerance"), CASES, ids=[case[0] for case in CASES])
 def test_packed_training_equals_unpacked_training(name, dtype, tolerance, backend, weighting, monkeypatch):
-    monkeypatch.setattr(tile_plan, "TILE", 8)  # several tiles in a window
+    for constant, size in (("TILE", 8), ("POOL", 8), ("WHOLE", 24)):  # several tiles in a window
+        monkeypatch.setattr(tile_plan, constant, size)
     sequences, labels = corpus()
     model = tiny_model(name, dtype)
     enable(model)

@@ -48,6 +48,13 @@ def nested(branches: int) -> list[int]:
     return walk
 
 
+def set_tiles(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Tiles of at most `size` positions; stretches of three times that are not cut."""
+    patch.setattr(tile_plan, "TILE", size)
+    patch.setattr(tile_plan, "POOL", size)
+    patch.setattr(tile_plan, "WHOLE", 3 * size)
+
+
 SHAPES = {
     "star of long branches": star(300, 4, 205),
     "star of short branches": star(200, 30, 9),
@@ -111,7 +118,7 @@ def assert_equals_dense(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_dense(shape, size, window, monkeypatch):
     """Tiles of one position are slow, so the shapes are cut short for them."""
-    monkeypatch.setattr(tile_plan, "TILE", size)
+    set_tiles(monkeypatch, size)
     walk = SHAPES[shape][: 150 if size == 1 else 400 if size == 7 else None]
     assert_equals_dense(*vectors(walk, padding=11), window, heads=2, kv_heads=1)
 
@@ -140,7 +147,7 @@ def test_equals_dense_on_any_forest(one, two, padding, size, window, heads, size
     length = min(len(one), len(two))
     subtree_end, position_ids = vectors(depths_from(one[:length]), depths_from(two[:length]), padding=padding)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile_plan, "TILE", size)
+        set_tiles(patch, size)
         assert_equals_dense(
             subtree_end,
             position_ids,
@@ -160,7 +167,7 @@ def test_equals_dense_on_vectors_of_no_forest(data, length, size, window):
     ends = [data.draw(st.integers(position + 1, length)) for position in range(length)]
     depths = data.draw(st.lists(st.integers(0, 12), min_size=length, max_size=length))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile_plan, "TILE", size)
+        set_tiles(patch, size)
         assert_equals_dense(torch.tensor([ends]), torch.tensor([depths]), window)
 
 
@@ -286,20 +293,20 @@ def test_ways_of_computing_a_part_agree(monkeypatch):
     """Few queries at a time, so that a part takes several steps."""
     monkeypatch.setattr("dagpack_hf.attention.partial._PAIRS", 100)
     generator = torch.Generator().manual_seed(0)
-    query, key, value, grad = (
-        torch.randn(n, 3, 4, generator=generator, dtype=torch.float64) for n in (17, 30, 30, 17)
-    )
+    query, grad = torch.randn(2, 17, 3, 2, 4, generator=generator, dtype=torch.float64)
+    key, value = torch.randn(2, 30, 3, 4, generator=generator, dtype=torch.float64)
     bias = torch.zeros(17, 30, dtype=torch.float64).masked_fill_(
         torch.rand(17, 30, generator=generator) < 0.5, -torch.inf
     )
     bias[:, 3] = 0
-    for each in (None, bias):
-        fused, explicit = Fused(0.3), Explicit(0.3)
-        (output, lse), expected = explicit.forward(query, key, value, each), fused.forward(query, key, value, each)
+    fused, explicit = Fused(0.3), Explicit(0.3)
+    for keys, each in ((30, (None, False)), (30, (bias, False)), (17, (None, True))):
+        inputs = query, key[:keys], value[:keys]
+        (output, lse), expected = explicit.forward(*inputs, *each), fused.forward(*inputs, *each)
         torch.testing.assert_close([output, lse], list(expected), rtol=0, atol=TOLERANCE)
         lse = lse + 0.2  # as if there were other parts
-        found = explicit.backward(grad, query, key, value, output, lse, each)
-        expected = fused.backward(grad, query, key, value, output, lse, each)
+        found = explicit.backward(grad, *inputs, output, lse, *each)
+        expected = fused.backward(grad, *inputs, output, lse, *each)
         torch.testing.assert_close(found, list(expected), rtol=0, atol=TOLERANCE)
 
 
@@ -313,7 +320,8 @@ def pairs_of(plan: RowPlan, length: int) -> tuple[np.ndarray, np.ndarray]:
         keys = np.arange(length)[part.keys] if isinstance(part.keys, slice) else part.keys.numpy()
         queries = np.arange(length)[part.queries]
         computed[np.ix_(queries, keys)] += 1
-        shown[np.ix_(queries, keys)] += 1 if part.mask_QK is None else part.mask_QK.numpy()
+        mask = np.tri(len(queries), dtype=int) if part.is_causal else 1
+        shown[np.ix_(queries, keys)] += mask if part.mask_QK is None else part.mask_QK.numpy()
     return shown, computed
 
 
@@ -325,7 +333,7 @@ def test_the_parts_hold_each_visible_pair_once(shape, window):
     shown, computed = pairs_of(plan, subtree_end.shape[1])
     assert np.array_equal(shown, visible(subtree_end, position_ids, window)[0].int().numpy())
     assert computed.max() == 1
-    assert all(part.mask_QK is None for part in plan.common)
+    assert all(part.mask_QK is None and not part.is_causal for part in plan.common)
     covered = np.concatenate([np.arange(10_000)[part.queries] for part in plan.own])
     assert np.array_equal(covered, np.arange(subtree_end.shape[1]))
 
@@ -335,7 +343,16 @@ def test_a_star_gets_its_trunk_in_one_part():
     (plan,) = plan_of(subtree_end, position_ids)
     trunk = [part for part in plan.common if part.keys == slice(0, 300)]
     assert [part.queries for part in trunk] == [slice(505, 1120)]
-    assert all(len(range(1120)[part.queries]) <= 128 for part in plan.own)
+    assert all(len(range(1120)[part.queries]) <= tile_plan.TILE for part in plan.own)
+
+
+@pytest.mark.parametrize(("window", "is_one"), [(None, True), (2020, True), (2019, False), (900, False)])
+def test_a_very_long_stretch_is_one_causal_part(window, is_one):
+    """Unless the sliding window ends within the row; its ancestors, though few, are a part of their own."""
+    (plan,) = plan_of(*vectors([*range(30), *range(20, 2020)]), window)
+    last = plan.own[-1]
+    assert (last.is_causal and last.queries == slice(30, 2030)) == is_one
+    assert ([part.keys for part in plan.common if part.queries == last.queries] == [slice(0, 20)]) == is_one
 
 
 @pytest.mark.parametrize(
@@ -343,7 +360,7 @@ def test_a_star_gets_its_trunk_in_one_part():
     [
         ("star of long branches", 1.6),
         ("chain", 1.4),
-        ("comb", 1.8),
+        ("comb", 1.9),
         ("nested", 2.0),
         ("turns", 2.5),
         ("unshared", 2.0),
@@ -367,10 +384,12 @@ def test_a_window_leaves_out_what_is_out_of_reach(window):
 @given(walks, st.integers(1, 20))
 def test_tiles_cover_the_row(steps, size):
     subtree_end, _ = vectors(depths_from(steps))
-    found = list(tiles(subtree_end[0].numpy(), size))
+    found = list(tiles(subtree_end[0].numpy(), size, size, 3 * size))
     assert [start for _, start, _ in found] == [0, *(stop for _, _, stop in found[:-1])]
     assert found[-1][2] == len(steps)
-    assert all(above <= start < stop <= start + size for above, start, stop in found)
+    lengths = [stop - start for _, start, stop in found]
+    assert all(above <= start < stop for above, start, stop in found)
+    assert all(0 < length <= size or length >= 3 * size for length in lengths)
 
 
 # --- in models
@@ -380,7 +399,7 @@ def test_tiles_cover_the_row(steps, size):
 @pytest.mark.parametrize("size", [4, 128])
 def test_a_model_with_tiles_equals_one_with_the_mask(name, size, monkeypatch):
     """Plain, soft-capped, with sinks, with values of another size than keys, sliding."""
-    monkeypatch.setattr(tile_plan, "TILE", size)
+    set_tiles(monkeypatch, size)
     exact = name == "gpt2"
     model = tiny_model(name, torch.float64 if exact else torch.float32).train()
     enable(model, "tile")
@@ -397,7 +416,7 @@ def test_a_model_with_tiles_equals_one_with_the_mask(name, size, monkeypatch):
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing(use_reentrant, monkeypatch):
-    monkeypatch.setattr(tile_plan, "TILE", 8)
+    set_tiles(monkeypatch, 8)
     model = tiny_model("gemma3_text").train()
     enable(model)
     expected = gradients(model, loss_on_rows(model, rows()))

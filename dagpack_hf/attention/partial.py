@@ -5,12 +5,14 @@ and Gimelshein 2018, online normalizer calculation for softmax; Dao 2022, FlashA
 pass of a part needs the output and the log-sum-exp of the *whole*: then the gradients of the parts add up.
 
 Two ways to compute a part. [`Fused`] calls PyTorch's flash attention for CPU, which gives both. It takes 10 ns for
-each pair and head of size 64, forward and backward, on one core, hardly dependent on the shape of the part, and skips
-nothing that is masked. [`Explicit`] writes the scores out; it knows logit soft-capping and runs on any device.
+each pair and head of size 64, forward and backward, on one core, and half as much again where the queries are a few
+hundred or less. It skips nothing that a mask hides, and of a causal part what lies more than a block of 512 keys away.
+[`Explicit`] writes the scores out; it knows logit soft-capping and runs on any device.
 
-All tensors are of shape `(N, H, D)`: positions before heads, as models have them in memory.
+Queries are of shape `(Q, G, M, D)`, keys and values `(K, G, D)`: positions before heads, as models have them in
+memory, and each head of keys and values once for the `M` query heads that use it.
 
-Shape suffixes: `Q` queries, `K` keys, `H` heads, `D` head size.
+Shape suffixes: `Q` queries, `K` keys, `G` heads of keys and values, `M` query heads of each, `D` head size.
 """
 
 from __future__ import annotations
@@ -43,41 +45,55 @@ class Fused:
 
     scaling: float
 
-    def forward(self, query_QHD: Tensor, key_KHD: Tensor, value_KHD: Tensor, bias_QK: Tensor | None):
-        """Return the output `(Q, H, D)` and the log-sum-exp `(Q, H)`."""
-        output, lse = _flash(
-            _batch(query_QHD),
-            _batch(key_KHD),
-            _batch(value_KHD),
+    def forward(
+        self,
+        query_QGMD: Tensor,
+        key_KGD: Tensor,
+        value_KGD: Tensor,
+        bias_QK: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output `(Q, G, M, D)` and the log-sum-exp `(Q, G, M)`."""
+        heads = query_QGMD.shape[2]
+        output_GMQD, lse_GMQ = _flash(
+            _queries(query_QGMD),
+            _keys(key_KGD, heads),
+            _keys(value_KGD, heads),
+            0.0,
+            is_causal,
             attn_mask=None if bias_QK is None else bias_QK[None, None],
             scale=self.scaling,
         )
-        return output[0].transpose(0, 1), lse[0].transpose(0, 1)
+        return output_GMQD.permute(2, 0, 1, 3), lse_GMQ.permute(2, 0, 1)
 
     def backward(
         self,
-        grad_QHD: Tensor,
-        query_QHD: Tensor,
-        key_KHD: Tensor,
-        value_KHD: Tensor,
-        output_QHD: Tensor,
-        lse_QH: Tensor,
-        bias_QK: Tensor | None,
+        grad_QGMD: Tensor,
+        query_QGMD: Tensor,
+        key_KGD: Tensor,
+        value_KGD: Tensor,
+        output_QGMD: Tensor,
+        lse_QGM: Tensor,
+        bias_QK: Tensor | None = None,
+        is_causal: bool = False,
     ) -> list[Tensor]:
         """Return the part's share of the gradients of queries, keys and values."""
-        gradients = _flash_backward(
-            _batch(grad_QHD),
-            _batch(query_QHD),
-            _batch(key_KHD),
-            _batch(value_KHD),
-            _batch(output_QHD),
-            _batch(lse_QH),
+        heads = query_QGMD.shape[2]
+        from_query_GMQD, *from_keys_GMKD = _flash_backward(
+            _queries(grad_QGMD),
+            _queries(query_QGMD),
+            _keys(key_KGD, heads),
+            _keys(value_KGD, heads),
+            _queries(output_QGMD),
+            lse_QGM.permute(1, 2, 0),
             0.0,
-            False,
+            is_causal,
             attn_mask=None if bias_QK is None else bias_QK[None, None],
             scale=self.scaling,
         )
-        return [gradient[0].transpose(0, 1) for gradient in gradients]
+        dtype = accumulation_dtype(query_QGMD.dtype)
+        from_keys = [x_GMKD.sum(1, dtype=dtype) if heads > 1 else x_GMKD[:, 0] for x_GMKD in from_keys_GMKD]
+        return [from_query_GMQD.permute(2, 0, 1, 3), *(x_GKD.transpose(0, 1) for x_GKD in from_keys)]
 
 
 @dataclass(frozen=True)
@@ -87,63 +103,85 @@ class Explicit:
     scaling: float
     softcap: float | None = None
 
-    def forward(self, query_QHD: Tensor, key_KHD: Tensor, value_KHD: Tensor, bias_QK: Tensor | None):
-        """Return the output `(Q, H, D)` and the log-sum-exp `(Q, H)`."""
-        dtype = accumulation_dtype(query_QHD.dtype)
-        query_HQD, key_HKD, value_HKD = (_heads_first(x, dtype) for x in (query_QHD, key_KHD, value_KHD))
-        output_HQD, lse_HQ = torch.empty_like(query_HQD), query_HQD.new_empty(query_HQD.shape[:2])
-        for some in _few_queries(len(query_QHD), len(key_KHD)):
-            scores_HQK, _ = self._scores(query_HQD[:, some], key_HKD, bias_QK, some)
-            lse_HQ[:, some] = scores_HQK.logsumexp(-1)
-            output_HQD[:, some] = (scores_HQK - lse_HQ[:, some, None]).exp_() @ value_HKD
-        return output_HQD.transpose(0, 1), lse_HQ.transpose(0, 1)
+    def forward(
+        self,
+        query_QGMD: Tensor,
+        key_KGD: Tensor,
+        value_KGD: Tensor,
+        bias_QK: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output `(Q, G, M, D)` and the log-sum-exp `(Q, G, M)`."""
+        dtype = accumulation_dtype(query_QGMD.dtype)
+        query_GMQD = query_QGMD.permute(1, 2, 0, 3).to(dtype)
+        key_G1KD, value_G1KD = (x_KGD.transpose(0, 1)[:, None].to(dtype) for x_KGD in (key_KGD, value_KGD))
+        output_GMQD, lse_GMQ = torch.empty_like(query_GMQD), query_GMQD.new_empty(query_GMQD.shape[:3])
+        for some in _few_queries(len(query_QGMD), len(key_KGD)):
+            bias = _bias_of(some, len(key_KGD), bias_QK, is_causal, query_GMQD)
+            scores_GMQK, _ = self._scores(query_GMQD[:, :, some], key_G1KD, bias)
+            lse_GMQ[:, :, some] = scores_GMQK.logsumexp(-1)
+            output_GMQD[:, :, some] = (scores_GMQK - lse_GMQ[:, :, some, None]).exp_() @ value_G1KD
+        return output_GMQD.permute(2, 0, 1, 3), lse_GMQ.permute(2, 0, 1)
 
     def backward(
         self,
-        grad_QHD: Tensor,
-        query_QHD: Tensor,
-        key_KHD: Tensor,
-        value_KHD: Tensor,
-        output_QHD: Tensor,
-        lse_QH: Tensor,
-        bias_QK: Tensor | None,
+        grad_QGMD: Tensor,
+        query_QGMD: Tensor,
+        key_KGD: Tensor,
+        value_KGD: Tensor,
+        output_QGMD: Tensor,
+        lse_QGM: Tensor,
+        bias_QK: Tensor | None = None,
+        is_causal: bool = False,
     ) -> list[Tensor]:
         """Return the part's share of the gradients of queries, keys and values."""
-        dtype = accumulation_dtype(query_QHD.dtype)
-        grad_HQD, query_HQD, key_HKD, value_HKD, output_HQD = (
-            _heads_first(x, dtype) for x in (grad_QHD, query_QHD, key_KHD, value_KHD, output_QHD)
+        dtype = accumulation_dtype(query_QGMD.dtype)
+        grad_GMQD, query_GMQD, output_GMQD = (
+            x_QGMD.permute(1, 2, 0, 3).to(dtype) for x_QGMD in (grad_QGMD, query_QGMD, output_QGMD)
         )
-        lse_HQ1 = lse_QH.transpose(0, 1)[..., None]
-        delta_HQ1 = (grad_HQD * output_HQD).sum(-1, keepdim=True)
-        grads = [torch.zeros_like(x) for x in (query_HQD, key_HKD, value_HKD)]
-        for some in _few_queries(len(query_QHD), len(key_KHD)):
-            scores_HQK, capped_HQK = self._scores(query_HQD[:, some], key_HKD, bias_QK, some)
-            weights_HQK = (scores_HQK - lse_HQ1[:, some]).exp_()
-            grads[2] += weights_HQK.transpose(1, 2) @ grad_HQD[:, some]
-            slope_HQK = weights_HQK * (grad_HQD[:, some] @ value_HKD.transpose(1, 2) - delta_HQ1[:, some])
-            slope_HQK *= self.scaling
+        key_G1KD, value_G1KD = (x_KGD.transpose(0, 1)[:, None].to(dtype) for x_KGD in (key_KGD, value_KGD))
+        lse_GMQ1 = lse_QGM.permute(1, 2, 0)[..., None]
+        delta_GMQ1 = (grad_GMQD * output_GMQD).sum(-1, keepdim=True)
+        from_query_GMQD, from_key_GKD, from_value_GKD = (
+            torch.zeros_like(x) for x in (query_GMQD, key_G1KD[:, 0], value_G1KD[:, 0])
+        )
+        for some in _few_queries(len(query_QGMD), len(key_KGD)):
+            queries_GMQD, grads_GMQD = query_GMQD[:, :, some], grad_GMQD[:, :, some]
+            bias = _bias_of(some, len(key_KGD), bias_QK, is_causal, query_GMQD)
+            scores_GMQK, capped_GMQK = self._scores(queries_GMQD, key_G1KD, bias)
+            weights_GMQK = (scores_GMQK - lse_GMQ1[:, :, some]).exp_()
+            from_value_GKD += (weights_GMQK.transpose(2, 3) @ grads_GMQD).sum(1)
+            slope_GMQK = weights_GMQK * (grads_GMQD @ value_G1KD.transpose(2, 3) - delta_GMQ1[:, :, some])
+            slope_GMQK *= self.scaling
             if self.softcap is not None:
-                slope_HQK *= 1 - (capped_HQK / self.softcap) ** 2
-            grads[0][:, some] = slope_HQK @ key_HKD
-            grads[1] += slope_HQK.transpose(1, 2) @ query_HQD[:, some]
-        return [gradient.transpose(0, 1) for gradient in grads]
+                slope_GMQK *= 1 - (capped_GMQK / self.softcap) ** 2
+            from_query_GMQD[:, :, some] = slope_GMQK @ key_G1KD
+            from_key_GKD += (slope_GMQK.transpose(2, 3) @ queries_GMQD).sum(1)
+        return [from_query_GMQD.permute(2, 0, 1, 3), from_key_GKD.transpose(0, 1), from_value_GKD.transpose(0, 1)]
 
-    def _scores(
-        self, query_HQD: Tensor, key_HKD: Tensor, bias_QK: Tensor | None, some: slice
-    ) -> tuple[Tensor, Tensor]:
+    def _scores(self, query_GMQD: Tensor, key_G1KD: Tensor, bias_QK: Tensor | None) -> tuple[Tensor, Tensor]:
         """Scores with and without the mask."""
-        capped_HQK = query_HQD @ key_HKD.transpose(1, 2) * self.scaling
+        capped_GMQK = query_GMQD @ key_G1KD.transpose(2, 3) * self.scaling
         if self.softcap is not None:
-            capped_HQK = self.softcap * torch.tanh(capped_HQK / self.softcap)
-        return (capped_HQK if bias_QK is None else capped_HQK + bias_QK[some]), capped_HQK
+            capped_GMQK = self.softcap * torch.tanh(capped_GMQK / self.softcap)
+        return (capped_GMQK if bias_QK is None else capped_GMQK + bias_QK), capped_GMQK
 
 
-def _batch(x_NH_: Tensor) -> Tensor:
-    return x_NH_.transpose(0, 1)[None]
+def _queries(x_QGM_: Tensor) -> Tensor:
+    """As the kernel takes them: the heads of keys and values are its batch."""
+    return x_QGM_.permute(1, 2, 0, 3)
 
 
-def _heads_first(x_NHD: Tensor, dtype: torch.dtype) -> Tensor:
-    return x_NHD.transpose(0, 1).to(dtype)
+def _keys(x_KGD: Tensor, heads: int) -> Tensor:
+    """As the kernel takes them; the query heads read the same memory."""
+    return x_KGD.transpose(0, 1)[:, None].expand(-1, heads, -1, -1)
+
+
+def _bias_of(some: slice, keys: int, bias_QK: Tensor | None, is_causal: bool, like: Tensor) -> Tensor | None:
+    """What is added to the scores of some queries."""
+    if is_causal:
+        return like.new_full((some.stop - some.start, keys), float("-inf")).triu_(some.start + 1)
+    return None if bias_QK is None else bias_QK[some]
 
 
 def _few_queries(queries: int, keys: int) -> Iterator[slice]:

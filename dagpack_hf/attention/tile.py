@@ -9,15 +9,15 @@ The function has a backward pass of its own, which computes the scores again, pa
 values, output and log-sum-exps, as flash attention does. There is no second derivative, and `torch.compile` breaks the
 graph here: what is computed depends on the tree, and a graph for each tree would be compiled at each step.
 
-Rows are computed one by one, each by its own plan; a part is computed for all heads at once. Values of another size
-than keys are filled up with zeros. Logit soft-capping, and any device but CPU, take the explicit way. In half
-precision parts are added up in float32.
+Rows are computed one by one, each by its own plan; a part is computed for all heads at once, and query heads that
+share keys and values read the same memory. Values of another size than keys are filled up with zeros. Logit
+soft-capping, and any device but CPU, take the explicit way. In half precision parts are added up in float32.
 
-Cost: beside what is kept, the gradients, for one row at a time keys and values of each query head, and the masks of
-the plan. 3 to 17 times as fast as `dense` on trees at `T = 4096`, 1.7 times on a single sequence, see
-`benchmarks/attention.py`.
+Cost: beside what is kept, the gradients, and the masks of the plan. 3 to 17 times as fast as `dense` on trees at
+`T = 4096`, twice on a single sequence, see `benchmarks/attention.py`.
 
-Shape suffixes: `B` rows, `H` query heads, `G` key and value heads, `T` positions, `D` head size.
+Shape suffixes: `B` rows, `H` query heads, `G` key and value heads, `M` query heads of each, `T` positions, `D` head
+size.
 """
 
 from __future__ import annotations
@@ -84,100 +84,96 @@ class _TileAttention(torch.autograd.Function):
         plans: list[RowPlan],
         kernel: Fused | Explicit,
     ) -> Tensor:
-        batch, heads, length, size = query_BHTD.shape
-        output_BTHD = query_BHTD.new_empty(batch, length, heads, size)
-        lse_BTH = query_BHTD.new_empty(batch, length, heads, dtype=accumulation_dtype(query_BHTD.dtype))
+        query_BTGMD, key_BTGD, value_BTGD = _views(key_BGTD.shape[1], [query_BHTD], [key_BGTD, value_BGTD])
+        sums = accumulation_dtype(query_BHTD.dtype)
+        output_BTGMD = torch.empty_like(query_BTGMD, dtype=sums, memory_format=torch.contiguous_format)
+        lse_BTGM = output_BTGMD.new_empty(output_BTGMD.shape[:4])
         for row, plan in enumerate(plans):
-            query_THD = _row(query_BHTD, row, heads)
-            key_THD, value_THD = _row(key_BGTD, row, heads), _row(value_BGTD, row, heads)
-            output_BTHD[row] = _forward_row(query_THD, key_THD, value_THD, sinks_H, plan, kernel, lse_BTH[row])
-        output_BHTD = output_BTHD.transpose(1, 2)
-        ctx.save_for_backward(query_BHTD, key_BGTD, value_BGTD, sinks_H, output_BHTD, lse_BTH)
+            _forward_row(
+                query_BTGMD[row], key_BTGD[row], value_BTGD[row], plan, kernel, output_BTGMD[row], lse_BTGM[row]
+            )
+        if sinks_H is not None:
+            with_sinks_BTGM = torch.logaddexp(lse_BTGM, sinks_H.to(sums).view(lse_BTGM.shape[2:]))
+            output_BTGMD *= (lse_BTGM - with_sinks_BTGM).exp_()[..., None]
+            lse_BTGM = with_sinks_BTGM
+        output_BHTD = output_BTGMD.to(query_BHTD.dtype).flatten(2, 3).transpose(1, 2)
+        ctx.save_for_backward(query_BHTD, key_BGTD, value_BGTD, sinks_H, output_BHTD, lse_BTGM)
         ctx.plans, ctx.kernel = plans, kernel
         return output_BHTD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor | None, ...]:
-        query_BHTD, key_BGTD, value_BGTD, sinks_H, output_BHTD, lse_BTH = ctx.saved_tensors
-        grads = [_positions_first(x) for x in (query_BHTD, key_BGTD, value_BGTD)]
-        heads = query_BHTD.shape[1]
+        query_BHTD, key_BGTD, value_BGTD, sinks_H, output_BHTD, lse_BTGM = ctx.saved_tensors
+        inputs = _views(key_BGTD.shape[1], [grad_BHTD, output_BHTD, query_BHTD], [key_BGTD, value_BGTD])
+        grads = [x.new_zeros(x.shape, dtype=lse_BTGM.dtype) for x in inputs[2:]]
         with torch.autocast(query_BHTD.device.type, enabled=False):
             for row, plan in enumerate(ctx.plans):
-                inputs = [_row(x, row, heads) for x in (grad_BHTD, query_BHTD, key_BGTD, value_BGTD, output_BHTD)]
-                found = _backward_row(inputs, lse_BTH[row], plan, ctx.kernel)
-                for grad_BTGD, found_THD in zip(grads, found, strict=True):
-                    grad_BTGD[row] = found_THD.unflatten(1, (grad_BTGD.shape[2], -1)).sum(2)
+                _backward_row([x[row] for x in inputs], lse_BTGM[row], plan, ctx.kernel, [x[row] for x in grads])
         grad_sinks_H = None
         if sinks_H is not None:
-            weights_BTH = (sinks_H - lse_BTH).exp()
-            delta_BTH = (grad_BHTD * output_BHTD).sum(-1, dtype=lse_BTH.dtype).transpose(1, 2)
+            weights_BTH = (sinks_H - lse_BTGM.flatten(2)).exp()
+            delta_BTH = (grad_BHTD * output_BHTD).sum(-1, dtype=lse_BTGM.dtype).transpose(1, 2)
             grad_sinks_H = -(weights_BTH * delta_BTH).sum((0, 1)).to(sinks_H.dtype)
-        return *(grad_BTGD.transpose(1, 2) for grad_BTGD in grads), grad_sinks_H, None, None
+        grads[0] = grads[0].flatten(2, 3)
+        return *(x.to(query_BHTD.dtype).transpose(1, 2) for x in grads), grad_sinks_H, None, None
 
 
 def _forward_row(
-    query_THD: Tensor,
-    key_THD: Tensor,
-    value_THD: Tensor,
-    sinks_H: Tensor | None,
+    query_TGMD: Tensor,
+    key_TGD: Tensor,
+    value_TGD: Tensor,
     plan: RowPlan,
     kernel: Fused | Explicit,
-    lse_TH: Tensor,
-) -> Tensor:
-    """Compute one row; its log-sum-exps are written to `lse_TH`."""
-    output_THD = torch.empty_like(query_THD, dtype=lse_TH.dtype)
+    output_TGMD: Tensor,
+    lse_TGM: Tensor,
+) -> None:
+    """Compute one row; write its output and log-sum-exps."""
     for part in plan.own:
         rows, keys = part.queries, part.keys
-        output_THD[rows], lse_TH[rows] = kernel.forward(
-            query_THD[rows], _take(key_THD, keys), _take(value_THD, keys), part.bias(query_THD.dtype)
+        output_TGMD[rows], lse_TGM[rows] = kernel.forward(
+            query_TGMD[rows], _take(key_TGD, keys), _take(value_TGD, keys), part.bias(query_TGMD.dtype), part.is_causal
         )
     for part in plan.common:
         rows, keys = part.queries, part.keys
-        found_QHD, found_QH = kernel.forward(query_THD[rows], _take(key_THD, keys), _take(value_THD, keys), None)
-        share_QH1 = _add_to_lse(lse_TH[rows], found_QH, output_THD[rows])
-        output_THD[rows] += found_QHD * share_QH1
-    if sinks_H is not None:
-        _add_to_lse(lse_TH, sinks_H.to(lse_TH.dtype), output_THD)
-    return output_THD
-
-
-def _add_to_lse(lse_QH: Tensor, other_QH: Tensor, output_QHD: Tensor) -> Tensor:
-    """Add a part to the log-sum-exps, in place; shrink the output accordingly; return the share of the part."""
-    both_QH = torch.logaddexp(lse_QH, other_QH)
-    output_QHD *= (lse_QH - both_QH).exp_()[..., None]
-    lse_QH.copy_(both_QH)
-    return (other_QH - both_QH).exp_()[..., None]
+        found_QGMD, found_QGM = kernel.forward(query_TGMD[rows], _take(key_TGD, keys), _take(value_TGD, keys))
+        share_QGM = (found_QGM - lse_TGM[rows]).sigmoid_()  # of the part, in the softmax over both
+        output_TGMD[rows].lerp_(found_QGMD.to(output_TGMD.dtype), share_QGM[..., None])
+        lse_TGM[rows] = torch.logaddexp(lse_TGM[rows], found_QGM)
 
 
 def _backward_row(
-    inputs: list[Tensor], lse_TH: Tensor, plan: RowPlan, kernel: Fused | Explicit
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, all of shape `(T, H, D)`."""
-    grad_THD, query_THD, key_THD, value_THD, output_THD = inputs
-    grad_query_THD, grad_key_THD, grad_value_THD = (torch.zeros_like(query_THD, dtype=lse_TH.dtype) for _ in range(3))
+    inputs: list[Tensor], lse_TGM: Tensor, plan: RowPlan, kernel: Fused | Explicit, grads: list[Tensor]
+) -> None:
+    """Compute one row; add to the gradients of its queries, keys and values."""
+    grad_TGMD, output_TGMD, query_TGMD, key_TGD, value_TGD = inputs
+    grad_query_TGMD, grad_key_TGD, grad_value_TGD = grads
     for part in plan.own + plan.common:
         rows, keys = part.queries, part.keys
         from_query, from_key, from_value = kernel.backward(
-            grad_THD[rows],
-            query_THD[rows],
-            _take(key_THD, keys),
-            _take(value_THD, keys),
-            output_THD[rows],
-            lse_TH[rows],
-            part.bias(query_THD.dtype),
+            grad_TGMD[rows],
+            query_TGMD[rows],
+            _take(key_TGD, keys),
+            _take(value_TGD, keys),
+            output_TGMD[rows],
+            lse_TGM[rows],
+            part.bias(query_TGMD.dtype),
+            part.is_causal,
         )
-        grad_query_THD[rows] += from_query
-        _add(grad_key_THD, keys, from_key)
-        _add(grad_value_THD, keys, from_value)
-    return grad_query_THD, grad_key_THD, grad_value_THD
+        grad_query_TGMD[rows] += from_query
+        _add(grad_key_TGD, keys, from_key)
+        _add(grad_value_TGD, keys, from_value)
 
 
-def _row(x_BGTD: Tensor, row: int, heads: int) -> Tensor:
-    """One row, positions first, contiguous, with each head as often as query heads use it."""
-    x_TGD = x_BGTD[row].transpose(0, 1)
-    times = heads // x_TGD.shape[1]
-    return x_TGD.repeat_interleave(times, dim=1) if times > 1 else x_TGD.contiguous()
+def _views(kv_heads: int, of_queries_BHTD: list[Tensor], of_keys_BGTD: list[Tensor]) -> list[Tensor]:
+    """Positions first, `(B, T, G, D)`, and the query heads of each head of keys and values apart, `(B, T, G, M, D)`.
+
+    Only a last dimension that does not lie together is copied.
+    """
+    x_BTHD = [x if x.stride(-1) == 1 else x.contiguous() for x in of_queries_BHTD + of_keys_BGTD]
+    x_BTHD = [x.transpose(1, 2) for x in x_BTHD]
+    queries = len(of_queries_BHTD)
+    return [x.unflatten(2, (kv_heads, -1)) for x in x_BTHD[:queries]] + x_BTHD[queries:]
 
 
 def _widen(x_BGTD: Tensor, size: int) -> Tensor:
@@ -186,17 +182,12 @@ def _widen(x_BGTD: Tensor, size: int) -> Tensor:
     return F.pad(x_BGTD, (0, missing)) if missing else x_BGTD
 
 
-def _positions_first(x_BGTD: Tensor) -> Tensor:
-    batch, heads, length, size = x_BGTD.shape
-    return x_BGTD.new_empty(batch, length, heads, size)
+def _take(x_TGD: Tensor, keys: Keys) -> Tensor:
+    return x_TGD[keys] if isinstance(keys, slice) else x_TGD.index_select(0, keys)
 
 
-def _take(x_THD: Tensor, keys: Keys) -> Tensor:
-    return x_THD[keys] if isinstance(keys, slice) else x_THD.index_select(0, keys)
-
-
-def _add(x_THD: Tensor, keys: Keys, addend_KHD: Tensor) -> None:
+def _add(x_TGD: Tensor, keys: Keys, addend_KGD: Tensor) -> None:
     if isinstance(keys, slice):
-        x_THD[keys] += addend_KHD
+        x_TGD[keys] += addend_KGD
     else:
-        x_THD.index_add_(0, keys, addend_KHD.to(x_THD.dtype))
+        x_TGD.index_add_(0, keys, addend_KGD.to(x_TGD.dtype))
