@@ -76,7 +76,11 @@ def freed_memory_kept() -> Iterator[None]:
     what ran before.
     """
     trim_threshold, mmap_threshold, default = -1, -3, 128 * 1024  # names and default of mallopt(3)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, TypeError):  # not glibc, not even a Unix
+        yield
+        return
     mallopt(trim_threshold, -1)
     mallopt(mmap_threshold, 2**31 - 1)
     try:
